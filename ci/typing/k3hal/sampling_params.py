@@ -1,0 +1,1 @@
+../../../k3hal/sampling_params.py

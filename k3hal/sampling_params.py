@@ -1,0 +1,82 @@
+"""How one request is sampled. Plain data; no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from k3hal.errors import RequestError
+
+MAX_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Sampling, length and stopping of one request (names as in OpenAI's and vLLM's APIs).
+
+    `temperature`, `top_p`, `top_k` and `min_p` left at None take the checkpoint's generation defaults.
+    `top_k` 0 or -1 is off. `max_tokens` None runs to the context length. `logprobs` is the number of
+    alternatives reported per token (0: only the chosen token's; None: none). `stop` strings are matched on text
+    by the layer that owns the text; `stop_token_ids` add to the model's end ids, all unused under `ignore_eos`
+    except `stop_token_ids`. `seed` makes a request reproducible whatever else is in the batch.
+    """
+
+    n: int = 1
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | None = None
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        _check_range("n", self.n, 1, 128)
+        _check_range("temperature", self.temperature, 0.0, 100.0)
+        _check_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _check_range("top_k", self.top_k, -1, 2**31)
+        _check_range("min_p", self.min_p, 0.0, 1.0)
+        _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_range("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        _check_range("max_tokens", self.max_tokens, 1, 2**31)
+        _check_range("min_tokens", self.min_tokens, 0, 2**31)
+        _check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        _check_range("seed", self.seed, -(2**63), 2**64 - 1)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}", param="min_tokens"
+            )
+        if any(not s for s in self.stop):
+            raise RequestError("stop strings must not be empty", param="stop")
+        for token, bias in (self.logit_bias or {}).items():
+            if not isinstance(token, int) or isinstance(token, bool) or token < 0:
+                raise RequestError(f"logit_bias keys are token ids, got {token!r}", param="logit_bias")
+            _check_range("logit_bias", bias, -100.0, 100.0)
+
+
+def _check_range(
+    name: str, value: float | None, low: float, high: float, *, open_low: bool = False
+) -> None:
+    """Raise a `RequestError` naming the field unless `value` is None or a finite number in range."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise RequestError(f"{name} must be a finite number, got {value!r}", param=name)
+    if value < low or value > high or (open_low and value <= low):
+        bracket = "(" if open_low else "["
+        raise RequestError(f"{name} must be in {bracket}{low:g}, {high:g}], got {value:g}", param=name)

@@ -1,0 +1,4 @@
+"""placeholder"""
+
+if __name__ != "k3hal.model":
+    raise ImportError("import this package as k3hal.model; a second copy would make a second registry")
