@@ -17,7 +17,7 @@ class Reader(Protocol):
     """Source of weights by published name. Each tensor is read once."""
 
     def get(self, name: str, dtype: torch.dtype | None = None, *, shard: Shard | None = None) -> Tensor:
-        """An owned tensor on the model's device; `dtype` None keeps F32 and U8 and turns BF16 into the model's dtype."""
+        """An owned tensor on the model's device; `dtype` None keeps F32 and U8, BF16 becomes the model's dtype."""
         ...
 
     def fill(self, out: Tensor, name: str, *, shard: Shard | None = None) -> None:

@@ -70,7 +70,7 @@ class K3Model:
     def forward_with_aux(
         self, batch: StepBatch, cache: CacheViews, aux_layers: Collection[int]
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """Also the raw residual stream [T, D] after each of `aux_layers` (the stream a DSpark draft reads, spec §8.3)."""
+        """Also the raw residual stream [T, D] after each of `aux_layers`, which a DSpark draft reads (spec §8.3)."""
         stream = Stream.start(self.embed(batch.token_ids, self.embedding), self.num_blocks)
         delta, aux = None, {}
         for i, layer in enumerate(self.layers):

@@ -49,9 +49,13 @@ class MoE:
         # The router runs in fp32: near-tied experts must not be decided by bf16 rounding.
         self.router = reader.get(name("gate.weight"), torch.float32)
         self.bias = reader.get(name("gate.e_score_correction_bias"), torch.float32)
-        self.shared = MLP(build, layer, "block_sparse_moe.shared_experts", cfg.num_shared_experts * cfg.moe_intermediate_size)
+        self.shared = MLP(
+            build, layer, "block_sparse_moe.shared_experts", cfg.num_shared_experts * cfg.moe_intermediate_size
+        )
         self.latent = cfg.latent_size is not None
-        self.op = "latent_moe" if self.latent else "moe_experts_mxfp4" if cfg.expert_format == "mxfp4" else "moe_experts"
+        self.op = (
+            "latent_moe" if self.latent else "moe_experts_mxfp4" if cfg.expert_format == "mxfp4" else "moe_experts"
+        )
         self.experts = build.ops.fn(self.op, layer)
         weights = _load_experts(build, layer)
         if self.latent:
@@ -63,7 +67,7 @@ class MoE:
             self.extra = {"expert_format": cfg.expert_format, "eps": cfg.rms_norm_eps}
         else:
             self.extra = {}
-        self.weights = dict(build.ops.prepare(self.op, layer, **weights))
+        self.weights = dict(build.ops.prepare(self.op, layer, weights))
 
     def __call__(self, x: Tensor) -> Tensor:
         scores = linear(x.float(), self.router)

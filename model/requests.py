@@ -12,14 +12,21 @@ PAGE_TOKENS = 128
 def model_requests(cfg: ModelConfig, dtype: str, kv_dtype: str, tp: int = 1) -> list[OpRequest]:
     """Every operator of one rank of `tp`, layers with the same static facts together. Needs no torch and no weights."""
     layers = tuple(range(cfg.num_layers))
-    out = [OpRequest("embed", (), "any", {"dim": cfg.hidden_size}), OpRequest("rms_norm", (), "any", {"dim": cfg.hidden_size})]
+    out = [
+        OpRequest("embed", (), "any", {"dim": cfg.hidden_size}),
+        OpRequest("rms_norm", (), "any", {"dim": cfg.hidden_size}),
+    ]
     if cfg.attn_res_block_size:
         dims: dict[str, DimValue] = {"dim": cfg.hidden_size, "block_size": cfg.attn_res_block_size}
         out.append(OpRequest("attn_res_mix", (), "any", dims))
     out += _attention(cfg, layers, kv_dtype, tp)
     out.append(OpRequest(f"{cfg.activation}_and_mul", layers, "any", {"dim": cfg.hidden_size}))
     out += _experts(cfg, tuple(i for i in layers if cfg.is_moe(i)), tp)
-    out += [OpRequest("step_metadata", (), "any", {"page_tokens": PAGE_TOKENS}), OpRequest("copy_pages", ()), OpRequest("sample", ())]
+    out += [
+        OpRequest("step_metadata", (), "any", {"page_tokens": PAGE_TOKENS}),
+        OpRequest("copy_pages", ()),
+        OpRequest("sample", ()),
+    ]
     return out
 
 
@@ -48,5 +55,8 @@ def _experts(cfg: ModelConfig, layers: tuple[int, ...], tp: int) -> list[OpReque
     dims |= {"hidden": cfg.latent_size or cfg.hidden_size, "intermediate": cfg.moe_intermediate_size // tp}
     op = "moe_experts_mxfp4" if cfg.expert_format == "mxfp4" else "moe_experts"
     if cfg.latent_size is not None:
-        op, dims = "latent_moe", dims | {"hidden": cfg.hidden_size, "latent": cfg.latent_size, "expert_format": cfg.expert_format}
+        op, dims = (
+            "latent_moe",
+            dims | {"hidden": cfg.hidden_size, "latent": cfg.latent_size, "expert_format": cfg.expert_format},
+        )
     return [OpRequest("moe_route", layers, "any", dims), OpRequest(op, layers, "any", dims)]

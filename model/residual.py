@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from k3hal.model.config import ModelConfig
 from k3hal.model.context import Build
 
 
@@ -92,7 +93,7 @@ def final_join(build: Build) -> Join:
     return AttnResJoin(build, f"{cfg.prefix}output_attn_res", norm, block_count(cfg), reset=False, store=False)
 
 
-def block_count(cfg: object) -> int:
+def block_count(cfg: ModelConfig) -> int:
     """How many block snapshots a forward pass stores."""
-    size, layers = cfg.attn_res_block_size, cfg.num_layers  # type: ignore[attr-defined]
+    size, layers = cfg.attn_res_block_size, cfg.num_layers
     return -(-layers // size) if size else 0
