@@ -45,9 +45,9 @@ def latent_moe(
     x [T, D], ids int32 [T, k] distinct within a row, weights fp32 [T, k], down_weight [L, D], norm_weight [L] or None
     for no norm, up_weight [D, L], shared_gate_up [2 J, D] rows [gate; up], shared_down [D, J] (all x dtype); w13, w2
     and their scales (None for "bf16", which is x dtype) as `moe_experts`, `moe_experts_mxfp4` or `moe_experts_int4`
-    take them by expert_format "bf16", "mxfp4" or "int4", with D there = L. fp32 accumulation; down x, the experts' sum, the
-    norm, up, the shared activation and the shared output are each rounded to x dtype, as is their sum. Nothing mutated.
-    A negative id contributes nothing; rows are independent. Source: k3_architecture.md §5.2.
+    take them by expert_format "bf16", "mxfp4" or "int4", with D there = L. fp32 accumulation; down x, the experts' sum,
+    the norm, up, the shared activation and the shared output are each rounded to x dtype, as is their sum.
+    Nothing mutated. A negative id contributes nothing; rows are independent. Source: k3_architecture.md §5.2.
     """
 
     def matmul(a: Tensor, weight: Tensor) -> Tensor:
