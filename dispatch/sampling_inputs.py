@@ -43,7 +43,7 @@ def spread(x: Tensor, gap: int = 16) -> Tensor:
 
 
 def poison(x: Tensor) -> Tensor:
-    """Fill a contiguous tensor in place with all-ones bytes: NaN in every float dtype, -1 or 255 in the integer ones."""
+    """Fill a contiguous tensor in place with all-ones bytes: NaN in every float dtype, -1 or 255 in integer ones."""
     x.view(torch.uint8).fill_(0xFF)
     return x
 
