@@ -66,8 +66,10 @@ def kda_verify(
             read[t] = row.to(read.dtype)
     out = gated_rms_norm(read, out_gate, norm_weight, eps).flatten(1)
     live = (slots != 0).repeat_interleave(width).unsqueeze(-1)
-    records = (tensor.unflatten(0, (count, width)) for tensor in (u, k.contiguous(), raw_gate, qkv))
-    return torch.where(live, out, torch.zeros_like(out)), *records
+    out = torch.where(live, out, torch.zeros_like(out))
+    each = (count, width)
+    records = u.unflatten(0, each), k.contiguous().unflatten(0, each)
+    return out, *records, raw_gate.unflatten(0, each), qkv.unflatten(0, each)
 
 
 def _cost(qkv: Tensor, raw_gate: Tensor, state: Tensor, slots: Tensor, **_: Any) -> Cost:
