@@ -145,8 +145,7 @@ class Selector:
 
     def _composed(self, call: Call, operator: Operator, policy: str, trace: list[Consideration]) -> Decision:
         parts = {
-            name: self.decide(Call(name, call.device, call.dtype, call.phase, call.dims))
-            for name in operator.lowers_to
+            name: self.decide(Call(name, call.device, call.dtype, call.phase, call.dims)) for name in operator.lowers_to
         }
         made_of = ", ".join(f"{name}={part.provider}" for name, part in parts.items())
         trace.append(Consideration(COMPOSED, True, (made_of,)))
