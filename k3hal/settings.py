@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, ValidationError
 
+from k3hal.dispatch.registry import nearest
 from k3hal.errors import ConfigError, K3HALError, UsageError
-from k3hal.suggest import did_you_mean
 
 
 class Settings(BaseModel):
@@ -83,7 +83,7 @@ def read_config(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in data.items():
         name = str(key).replace("-", "_")
         if name not in fields:
-            raise ConfigError(f"{path}: unknown key {key!r}", hint=did_you_mean(name, fields))
+            raise ConfigError(f"{path}: unknown key {key!r}", hint=nearest(name, fields))
         if name in values:
             raise ConfigError(f"{path}: {key!r} is given twice")
         values[name] = value
