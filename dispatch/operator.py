@@ -26,7 +26,7 @@ class Sample:
     """One input set of an operator. `make` builds the keyword arguments on CPU from a seeded generator.
 
     Tags: `tiny` (runs everywhere, also under an interpreter), `edge` (tile edges and awkward counts), `adversarial`
-    (extreme values, collisions, empty sequences), `k3` (a full-size per-rank shape), `device` (too large for a CPU run).
+    (extreme values, collisions, empty sequences), `k3` (a full-size per-rank shape), `device` (too large for CPU).
     """
 
     name: str
