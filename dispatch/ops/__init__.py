@@ -1,0 +1,1 @@
+"""The operators of K3HAL, one file each; a file's name is its operator's name."""

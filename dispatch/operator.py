@@ -1,0 +1,72 @@
+"""Operators: a signature, a reference that defines it, and all that is needed to judge a provider of it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from k3hal.dispatch.call import DimValue, Phase
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The least work a call must do: floating-point operations, and bytes each moved once."""
+
+    flops: float
+    bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One input set of an operator. `make` builds the keyword arguments on CPU from a seeded generator.
+
+    Tags: `tiny` (runs everywhere, also under an interpreter), `edge` (tile edges and awkward counts), `adversarial`
+    (extreme values, collisions, empty sequences), `k3` (a full-size per-rank shape), `device` (too large for CPU).
+    """
+
+    name: str
+    make: Callable[[torch.Generator], dict[str, Any]]
+    dims: Mapping[str, DimValue] = field(default_factory=dict)
+    dtype: str = "bfloat16"
+    phase: Phase = "any"
+    tags: frozenset[str] = frozenset({"tiny"})
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One operator. `reference` is its definition; its docstring is the layout contract.
+
+    `outputs` names what a call produces, in order: returned tensors first (`out`, or one name per returned tensor),
+    then the mutated arguments, each with its tolerance class (`dispatch/tolerance.py`). `weights` are the arguments
+    fixed at load, which a provider may lay out anew. `lowering` builds the operator's function from the functions of
+    the finer operators in `lowers_to`, given by name.
+    """
+
+    reference: Callable[..., Any]
+    family: str
+    outputs: Mapping[str, str]
+    samples: Callable[[], Iterator[Sample]]
+    cost: Callable[..., Cost]
+    mutates: tuple[str, ...] = ()
+    weights: tuple[str, ...] = ()
+    invariants: tuple[str, ...] = ()
+    lowers_to: tuple[str, ...] = ()
+    lowering: Callable[[Mapping[str, Callable[..., Any]]], Callable[..., Any]] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.reference.__name__
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Argument names, in order; a provider's must be the same."""
+        return tuple(inspect.signature(self.reference).parameters)
+
+    @property
+    def summary(self) -> str:
+        return (self.reference.__doc__ or "").strip().splitlines()[0]

@@ -1,0 +1,87 @@
+"""Dispatch plans: every decision of a model on a machine, printable, saved, loaded and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from k3hal.dispatch.call import Call, DimValue, Phase
+from k3hal.dispatch.device import DeviceDescription
+from k3hal.dispatch.errors import PlanError
+from k3hal.dispatch.select import Decision, Selector
+
+
+@dataclass(frozen=True, slots=True)
+class OpRequest:
+    """An operator a model needs in some layers: layers that share all static facts share one request.
+
+    `layers` is empty for operators outside the layers (embedding, head, step metadata).
+    """
+
+    op: str
+    layers: tuple[int, ...]
+    phase: Phase = "any"
+    dims: Mapping[str, DimValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEntry:
+    """One request with its decision."""
+
+    request: OpRequest
+    decision: Decision
+    level: str = "E0"
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchPlan:
+    """All decisions of one model on one machine."""
+
+    model: str
+    device: DeviceDescription
+    dtype: str
+    entries: tuple[PlanEntry, ...]
+
+    def bind(self) -> BoundOps:
+        """The callables of every entry. Composed operators are built here, once."""
+        return BoundOps(self)
+
+
+class BoundOps:
+    """Looks up bound operators while a model is built; nothing here runs per call."""
+
+    def __init__(self, plan: DispatchPlan) -> None:
+        self._decisions: dict[tuple[str, int | None, str], Decision] = {}
+        self._functions: dict[tuple[str, int | None, str], Callable[..., Any]] = {}
+        for entry in plan.entries:
+            function = entry.decision.function()
+            for layer in entry.request.layers or (None,):
+                key = (entry.request.op, layer, entry.request.phase)
+                if key in self._decisions:
+                    raise PlanError(f"two plan entries for {key[0]} in layer {layer}, phase {key[2]}")
+                self._decisions[key], self._functions[key] = entry.decision, function
+
+    def fn(self, op: str, layer: int | None = None, phase: Phase = "any") -> Callable[..., Any]:
+        """The function to call for an operator in a layer."""
+        return self._functions[self._key(op, layer, phase)]
+
+    def prepare(
+        self, op: str, layer: int | None, weights: Mapping[str, Any], phase: Phase = "any"
+    ) -> Mapping[str, Any]:
+        """The operator's weight arguments in the layout its chosen provider wants."""
+        return self._decisions[self._key(op, layer, phase)].prepare(**weights)
+
+    def _key(self, op: str, layer: int | None, phase: Phase) -> tuple[str, int | None, str]:
+        for key in ((op, layer, phase), (op, None, phase)):
+            if key in self._functions:
+                return key
+        raise PlanError(f"the plan has no entry for {op} in layer {layer}, phase {phase}")
+
+
+def make_plan(
+    requests: Iterable[OpRequest], selector: Selector, *, model: str, device: DeviceDescription, dtype: str
+) -> DispatchPlan:
+    """Decide every request. Raises `DispatchError` as `Selector.decide` does."""
+    entries = tuple(PlanEntry(r, selector.decide(Call(r.op, device, dtype, r.phase, r.dims))) for r in requests)
+    return DispatchPlan(model, device, dtype, entries)

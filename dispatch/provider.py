@@ -1,0 +1,136 @@
+"""Providers: one function that runs one operator on one kind of machine, and what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from k3hal.dispatch.call import Answer, Call, No, Yes
+
+F = TypeVar("F", bound=Callable[..., Any])
+ATTRIBUTE = "__k3hal_providers__"
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """A backend package's manifest, found as `BACKEND` in the package (or module) an entry point names.
+
+    Of providers that say Yes the one with the highest priority wins; a provider's own priority beats its backend's.
+    `auto=False` backends are chosen only by name. `runtime` is `module:Class` of the backend's `DeviceRuntime`.
+    """
+
+    name: str
+    vendors: tuple[str, ...]
+    priority: int = 50
+    auto: bool = True
+    runtime: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What must be true of a machine before `supports` is even asked. Empty fields ask for nothing.
+
+    `arch` are exact names; `min_arch`/`max_arch` bound `arch_number`; `packages` maps distribution names to version
+    specifiers (`">=0.6.18,<0.8"`); `features` must all be present; `dtypes` are the activation dtypes.
+    """
+
+    vendors: tuple[str, ...] = ()
+    arch: tuple[str, ...] = ()
+    min_arch: int | None = None
+    max_arch: int | None = None
+    packages: Mapping[str, str] = field(default_factory=dict)
+    features: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+
+    def unmet(self, call: Call) -> tuple[str, ...]:
+        """Every need this call's machine and dtype do not meet, in words."""
+        device, out = call.device, []
+        if self.vendors and device.vendor not in self.vendors:
+            out.append(f"needs vendor {'/'.join(self.vendors)}, this is {device.vendor}")
+        if self.arch and device.arch not in self.arch:
+            out.append(f"needs arch {'/'.join(self.arch)}, this is {device.arch}")
+        if self.min_arch is not None and device.arch_number < self.min_arch:
+            out.append(f"needs arch >= {self.min_arch}, this is {device.arch}")
+        if self.max_arch is not None and device.arch_number > self.max_arch:
+            out.append(f"needs arch <= {self.max_arch}, this is {device.arch}")
+        out += [f"needs feature {name}" for name in self.features if name not in device.features]
+        if self.dtypes and call.dtype not in self.dtypes:
+            out.append(f"needs dtype {'/'.join(self.dtypes)}, this is {call.dtype}")
+        out += _unmet_packages(self.packages, device.packages)
+        return tuple(out)
+
+
+def _unmet_packages(needed: Mapping[str, str], present: Mapping[str, str]) -> list[str]:
+    out = []
+    for name, wanted in needed.items():
+        version = present.get(name)
+        if version is None:
+            out.append(f"needs package {name}{wanted}, not installed")
+        elif wanted and not SpecifierSet(wanted).contains(version, prereleases=True):
+            out.append(f"needs package {name}{wanted}, installed is {version}")
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """A declared provider. `fn` has the operator's signature and is called directly, with nothing in between.
+
+    `prepare`, if given, is called once at load with the operator's weight arguments by keyword and returns them in
+    the layout `fn` wants, under the same names.
+    """
+
+    op: str
+    name: str
+    fn: Callable[..., Any]
+    needs: Needs = Needs()
+    supports: Callable[[Call], Answer] | None = None
+    prepare: Callable[..., Mapping[str, Any]] | None = None
+    priority: int | None = None
+    graph_safe: bool = False
+    deterministic: bool = True
+    backend: str = ""
+
+    @property
+    def id(self) -> str:
+        return f"{self.backend}.{self.name}"
+
+    def answer(self, call: Call) -> Answer:
+        """Yes, or No with every reason known without running anything. An exception inside is the provider's bug."""
+        unmet = self.needs.unmet(call)
+        if unmet:
+            return No(*unmet)
+        return self.supports(call) if self.supports else Yes()
+
+
+def provides(
+    op: str,
+    *,
+    name: str,
+    needs: Needs = Needs(),
+    supports: Callable[[Call], Answer] | None = None,
+    prepare: Callable[..., Mapping[str, Any]] | None = None,
+    priority: int | None = None,
+    graph_safe: bool = False,
+    deterministic: bool = True,
+) -> Callable[[F], F]:
+    """Declare the decorated function a provider of `op`. The function itself is returned unchanged.
+
+    Raises ValueError for a name that could not be typed in an override, or a malformed version specifier.
+    """
+    if not name.replace("_", "").isalnum():
+        raise ValueError(f"provider name {name!r} must be letters, digits and underscores")
+    try:
+        for wanted in needs.packages.values():
+            SpecifierSet(wanted)
+    except InvalidSpecifier as error:
+        raise ValueError(f"provider {name!r} of {op}: {error}") from None
+
+    def declare(fn: F) -> F:
+        provider = Provider(op, name, fn, needs, supports, prepare, priority, graph_safe, deterministic)
+        setattr(fn, ATTRIBUTE, (*getattr(fn, ATTRIBUTE, ()), provider))
+        return fn
+
+    return declare

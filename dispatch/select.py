@@ -1,0 +1,152 @@
+"""Selection: from a class of calls to a decision with its reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from k3hal.dispatch.call import Call, No
+from k3hal.dispatch.errors import DispatchError
+from k3hal.dispatch.operator import Operator
+from k3hal.dispatch.overrides import Override
+from k3hal.dispatch.provider import Provider
+from k3hal.dispatch.registry import BackendError, Registry, get_operator
+
+FallbackPolicy = Literal["strict", "warn"]
+REFERENCE, COMPOSED = "reference", "composed"
+
+
+@dataclass(frozen=True, slots=True)
+class Consideration:
+    """One line of a decision's trace: a provider (or `composed`, `reference`), and why it was or was not taken."""
+
+    provider: str
+    accepted: bool
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What runs a class of calls, and everything that was considered.
+
+    `provider` is a provider id, `composed` or `reference`. `policy` names the line that decided. `parts` are the finer
+    operators' decisions of a composed one.
+    """
+
+    call: Call
+    provider: str
+    policy: str
+    trace: tuple[Consideration, ...]
+    chosen: Provider | None = None
+    parts: Mapping[str, Decision] = field(default_factory=dict)
+
+    @property
+    def backend(self) -> str:
+        return self.chosen.backend if self.chosen else "dispatch"
+
+    @property
+    def composed(self) -> bool:
+        return self.provider == COMPOSED
+
+    @property
+    def reference(self) -> bool:
+        """Whether any part of this runs the reference."""
+        return self.provider == REFERENCE or any(part.reference for part in self.parts.values())
+
+    def function(self) -> Callable[..., Any]:
+        """The callable to bind: the provider's own function, the reference, or a composition of parts."""
+        if self.chosen:
+            return self.chosen.fn
+        operator = get_operator(self.call.op)
+        if self.provider == REFERENCE:
+            return operator.reference
+        assert operator.lowering is not None
+        return operator.lowering({name: part.function() for name, part in self.parts.items()})
+
+    def prepare(self, **weights: Any) -> Mapping[str, Any]:
+        """The weight arguments in the layout the chosen provider wants; as given where it asks for nothing."""
+        if self.chosen and self.chosen.prepare:
+            return self.chosen.prepare(**weights)
+        return weights
+
+
+def _answer(provider: Provider, call: Call) -> Consideration:
+    try:
+        answer = provider.answer(call)
+    except Exception as error:
+        raise BackendError(f"provider {provider.id} crashed in supports() for {call.op}: {error!r}") from error
+    if isinstance(answer, No):
+        return Consideration(provider.id, False, answer.reasons)
+    return Consideration(provider.id, True, (answer.note,) if answer.note else ())
+
+
+def _refuse(call: Call, why: str, trace: list[Consideration]) -> DispatchError:
+    detail = "; ".join(f"{c.provider}: {', '.join(c.reasons)}" for c in trace if not c.accepted)
+    return DispatchError(f"{call.op} ({call.phase}, {call.dtype}) on {call.device.id}: {why}", hint=detail)
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """The policy in force: registry, overrides (later wins) and what to do when only a reference is left."""
+
+    registry: Registry
+    overrides: tuple[Override, ...] = ()
+    fallback: FallbackPolicy = "strict"
+
+    def decide(self, call: Call) -> Decision:
+        """The decision for one class of calls.
+
+        Raises `DispatchError` when an override names a provider that says No, or when nothing but the reference is
+        left under the strict policy.
+        """
+        operator = get_operator(call.op)
+        providers = self.registry.of(call.op)
+        for override in reversed(self.overrides):
+            if override.covers(call.op) and (decision := self._overridden(override, call, operator, providers)):
+                return decision
+        trace: list[Consideration] = []
+        for provider in providers:
+            if not self.registry.backends[provider.backend].auto:
+                trace.append(Consideration(provider.id, False, ("chosen only by name",)))
+                continue
+            trace.append(_answer(provider, call))
+            if trace[-1].accepted:
+                policy = f"priority {self.registry.priority(provider)}"
+                return Decision(call, provider.id, policy, tuple(trace), provider)
+        if operator.lowering:
+            return self._composed(call, operator, "no coarse provider", trace)
+        trace.append(Consideration(REFERENCE, self.fallback == "warn", ("the definition, not written for speed",)))
+        if self.fallback == "strict":
+            raise _refuse(call, "only the reference is left and the policy is strict", trace)
+        return Decision(call, REFERENCE, "fallback warn", tuple(trace))
+
+    def _overridden(
+        self, override: Override, call: Call, operator: Operator, providers: list[Provider]
+    ) -> Decision | None:
+        policy = f"{override.source}: {override.pattern}={override.name}"
+        if override.name == REFERENCE:
+            return Decision(call, REFERENCE, policy, (Consideration(REFERENCE, True, (policy,)),))
+        if override.name == COMPOSED:
+            if operator.lowering:
+                return self._composed(call, operator, policy, [])
+            found = []
+        else:
+            found = override.pick(providers)
+        trace = [_answer(p, call) for p in found]
+        for provider, line in zip(found, trace, strict=True):
+            if line.accepted:
+                return Decision(call, provider.id, policy, tuple(trace), provider)
+        if trace:
+            raise _refuse(call, f"{policy} cannot run", trace)
+        if override.exact:
+            raise _refuse(call, f"{policy} names no provider of {call.op}", trace)
+        return None
+
+    def _composed(self, call: Call, operator: Operator, policy: str, trace: list[Consideration]) -> Decision:
+        parts = {
+            name: self.decide(Call(name, call.device, call.dtype, call.phase, call.dims)) for name in operator.lowers_to
+        }
+        made_of = ", ".join(f"{name}={part.provider}" for name, part in parts.items())
+        trace.append(Consideration(COMPOSED, True, (made_of,)))
+        return Decision(call, COMPOSED, policy, tuple(trace), None, parts)

@@ -1,0 +1,61 @@
+"""Every CPU provider against its operator's reference, on every sample a CPU can hold."""
+
+from __future__ import annotations
+
+import copy
+import zlib
+from typing import Any
+
+import pytest
+import torch
+
+from k3hal.dispatch.operator import Operator, Sample
+from k3hal.dispatch.registry import default_registry, get_operator, operator_names
+from k3hal.dispatch.tolerance import CLASSES, compare
+
+
+def _cases() -> list[Any]:
+    return [
+        pytest.param(name, provider.id, sample, id=f"{name}-{provider.name}-{sample.name}-{sample.dtype}")
+        for name in operator_names()
+        for provider in default_registry().of(name)
+        if provider.backend == "cpu"
+        for sample in get_operator(name).samples()
+        if "device" not in sample.tags
+    ]
+
+
+def _run(operator: Operator, fn: Any, args: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Call `fn` and name everything it produced, returned tensors first."""
+    returned = fn(**args)
+    values = () if returned is None else returned if isinstance(returned, tuple) else (returned,)
+    values = (*values, *(args[name] for name in operator.mutates))
+    named = dict(zip(operator.outputs, values, strict=True))
+    return {name: value for name, value in named.items() if value is not None}
+
+
+@pytest.mark.parametrize(("name", "provider_id", "sample"), _cases())
+def test_provider_matches_reference(name: str, provider_id: str, sample: Sample) -> None:
+    operator = get_operator(name)
+    provider = next(p for p in default_registry().of(name) if p.id == provider_id)
+    args = sample.make(torch.Generator().manual_seed(zlib.crc32(sample.name.encode())))
+    golden_args, actual_args = copy.deepcopy(args), copy.deepcopy(args)
+    golden = _run(operator, operator.reference, golden_args)
+    if provider.prepare:
+        actual_args |= provider.prepare(**{w: actual_args[w] for w in operator.weights})
+    actual = _run(operator, provider.fn, actual_args)
+    for output, tolerance in operator.outputs.items():
+        if output in golden:
+            assert actual[output].dtype == golden[output].dtype
+            result = compare(actual[output], golden[output])
+            assert result.passes(CLASSES[tolerance]), f"{output}: {result}"
+    for argument, before in args.items():
+        if isinstance(before, torch.Tensor) and argument not in (*operator.mutates, *operator.weights):
+            assert torch.equal(before, actual_args[argument]), f"{argument} was modified"
+
+
+def test_every_operator_has_samples_and_a_contract() -> None:
+    for name in operator_names():
+        operator = get_operator(name)
+        assert operator.reference.__doc__, name
+        assert len(list(operator.samples())) >= 2, name
