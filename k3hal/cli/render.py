@@ -9,13 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
+from k3hal.cli.common import Json
+from k3hal.cli.output import print_json
 from k3hal.errors import InputError
 
 
 def render(
     file: Annotated[str, typer.Argument(help="A chat completion request body (JSON); - reads standard input.")],
     tokenizer: Annotated[Path, typer.Option(help="Directory that holds tiktoken.model.")],
-    as_json: Annotated[bool, typer.Option("--json", help='Print {"schema", "ids", "text"}.')] = False,
+    as_json: Json = False,
 ) -> None:
     """Render a chat request to the prompt's text and token ids."""
     from k3hal.serve.chat_prompt import render_chat
@@ -24,7 +26,7 @@ def render(
     prompt = render_chat(_read_body(file))
     ids = prompt.ids(Tokenizer.from_dir(tokenizer))
     if as_json:
-        typer.echo(json.dumps({"schema": "k3hal.render/1", "ids": ids, "text": prompt.text()}, ensure_ascii=False))
+        print_json("k3hal.render/1", {"ids": ids, "text": prompt.text()})
     else:
         typer.echo(prompt.text())
         typer.echo(f"\n{len(ids)} tokens", err=True)
