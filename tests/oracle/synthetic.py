@@ -96,7 +96,7 @@ def k3_config() -> Config:
 
 @dataclass(frozen=True)
 class _Maker:
-    """Draws tensors from one generator; scales keep activations near one, so that every term is visible in the logits."""
+    """Draws tensors from one generator; scales keep activations near one, so that every term shows in the logits."""
 
     generator: torch.Generator
     tensors: Tensors
