@@ -97,7 +97,7 @@ OutputCallback = Callable[[Sequence[EngineOutput]], None]
 
 
 class Engine(Protocol):
-    """The engine's public interface. `on_outputs` runs on the engine's own thread, once per step, and must not block."""
+    """The engine's public interface. `on_outputs` runs on the engine's thread, once per step, and must not block."""
 
     @property
     def info(self) -> EngineInfo: ...
@@ -115,11 +115,11 @@ class Engine(Protocol):
         ...
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """Stop requests within one step; each still gets a last output with `finish_reason="abort"`. Unknown ids are ignored."""
+        """Stop requests within one step; each gets a last output with `finish_reason="abort"`. Ignores unknown ids."""
         ...
 
     def stats(self) -> EngineStats: ...
 
     def close(self, drain_timeout: float = 0.0) -> None:
-        """Refuse new requests, let running ones finish for `drain_timeout` seconds, abort the rest, release everything."""
+        """Refuse new requests, let running ones finish for `drain_timeout` s, abort the rest, release everything."""
         ...

@@ -62,4 +62,5 @@ def test_provider_matches_reference(name: str, provider_id: str, sample: Sample)
 def test_every_operator_has_samples_and_a_contract() -> None:
     for name in operator_names():
         operator = get_operator(name)
-        assert operator.reference.__doc__ and len(list(operator.samples())) >= 2, name
+        assert operator.reference.__doc__, name
+        assert len(list(operator.samples())) >= 2, name
