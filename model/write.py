@@ -66,7 +66,7 @@ def write_checkpoint(
         raw = random_tensor(config, spec, seed)
         if progress is not None:
             progress(spec.nbytes)
-        return memoryview(raw.astype(raw.dtype.newbyteorder("<"), copy=False)).cast("B")
+        return raw.astype(raw.dtype.newbyteorder("<"), copy=False).data.cast("B")
 
     for number, specs in enumerate(shards, 1):
         shard = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
