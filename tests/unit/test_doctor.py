@@ -71,5 +71,5 @@ def test_cpu_info(tmp_path: Path, text: str, expected: tuple[str | None, set[str
 @pytest.mark.parametrize("value", ["", None])
 def test_cache_dir_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str | None) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", value or str(tmp_path / "x"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x") if value is None else value)
     assert facts.cache_dir() == (tmp_path / ".cache" / "k3hal" if value == "" else tmp_path / "x" / "k3hal")
