@@ -25,7 +25,7 @@ class Verb(NamedTuple):
 
 
 VERBS: dict[str, Verb] = {
-    "doctor": Verb("k3hal.cli.doctor:doctor", "Show this machine, its devices and versions, and what would run."),
+    "doctor": Verb("k3hal.cli.doctor:doctor", "Show this machine, its devices and versions."),
 }
 
 
