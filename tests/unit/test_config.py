@@ -222,12 +222,13 @@ def test_any_damage_gives_a_config_or_a_config_error(data: st.DataObject) -> Non
     original = preset_config(data.draw(st.sampled_from(["nano", "kl-tiny"])))
     path = data.draw(st.sampled_from(_paths(original)))
     damaged = _set(original, ".".join(path), data.draw(JSON))
+    message = ""
     try:
         config = ModelConfig.from_json(damaged)
+        assert len(config.kda_layers) + len(config.mla_layers) == config.num_layers
     except ConfigError as error:
-        assert "\n" not in error.message
-        return
-    assert len(config.kda_layers) + len(config.mla_layers) == config.num_layers
+        message = error.message
+    assert "\n" not in message
 
 
 def test_the_file_is_named(tmp_path: Path, micro_config: dict[str, Any]) -> None:
