@@ -147,7 +147,7 @@ def test_stream_statistics() -> None:
 
 
 def test_bfloat16_rounds_to_nearest_even() -> None:
-    values = np.concatenate([Stream(1, "r").normals(50_000, 3.0), np.float32([1.00390625, 1.01171875, 0.0, -0.0])])
+    values = np.concatenate([Stream(1, "r").normals(50_000, 3.0), np.array([1.00390625, 1.01171875, 0.0, -0.0], "f4")])
     assert (torch.from_numpy(values).bfloat16().view(torch.uint16).numpy() == to_bfloat16(values)).all()
 
 
