@@ -98,11 +98,6 @@ class WeightReader:
         target = out if out.shape == part else out.view(part)
         self._copy(target, stored, shard)
 
-    def skip(self, name: str) -> None:
-        """Count tensor `name` as consumed without reading it: it belongs to another rank or stage."""
-        stored = self._take(name)
-        self._report(stored.nbytes)
-
     def finish(self) -> None:
         """Close the files. Raises `K3HALError`, a bug of the model text, when a text tensor was not consumed."""
         self.close()

@@ -172,6 +172,10 @@ MALFORMED: dict[str, tuple[Callable[[Path], object], str]] = {
         _same_tensor_twice,
         r"is in both model-00001-of-\d+.safetensors and model-0000\d-of-\d+.safetensors",
     ),
+    "absurd expert count": (
+        lambda d: _edit_config(d, num_experts=1 << 16),
+        r"experts.4.w1.weight_packed is missing; expected U8 \[32, 32\]; \d+ more problems",
+    ),
     "unquantised experts": (
         lambda d: _edit_config(d, quantization_config=None),
         r"experts.0.w1.weight is missing; expected BF16 \[32, 64\]; \d+ more problems",

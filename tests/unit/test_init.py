@@ -21,7 +21,7 @@ from k3hal.model.philox import Stream, to_bfloat16
 from k3hal.model.presets import PRESETS, preset_config
 from k3hal.model.write import GENERATOR_VERSION, write_preset
 
-NANO_GOLDEN = (1, "6431978c0f958579e3f98b49e97f6716505f695dc3e80d887fbca636845b3fdf")
+NANO_GOLDEN = (2, "34efb049d4367f989a8a2594f91fb4351a317ba5446e10a1160025efd8468235")
 """`GENERATOR_VERSION` and the digest of nano seed 0. A new digest needs a new version: caches are keyed by it."""
 
 
@@ -117,7 +117,7 @@ def test_weights_are_healthy(nano_dir: Path) -> None:
     assert bias.all() and bias.abs().max() < 0.1
     norm = tensors["language_model.model.norm.weight"].float()
     assert abs(norm.mean() - 1) < 0.1 and 0.05 < norm.std() < 0.2
-    assert tensors["language_model.model.layers.1.mlp_res_proj.weight"].float().std() > 0.05
+    assert tensors["language_model.model.layers.1.mlp_res_proj.weight"].float().std() > 0.01
     head = tensors["language_model.lm_head.weight"].float()
     assert 1 < head.std() * config.hidden_size**0.5 < 3  # the logits' standard deviation for a normed input
 

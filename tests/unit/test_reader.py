@@ -119,15 +119,6 @@ def test_an_uneven_split_is_refused(checkpoint: Checkpoint) -> None:
         _reader(checkpoint).get(AT + "dt_bias", shard=Shard(0, 0, 3))
 
 
-def test_skip_counts_as_consumed(checkpoint: Checkpoint) -> None:
-    reader = _reader(checkpoint)
-    for name in checkpoint.specs:
-        reader.skip(name)
-    reader.finish()
-    with pytest.raises(K3HALError, match="loaded twice"):
-        reader.skip(AT + "A_log")
-
-
 def test_a_shard_that_shrinks_after_opening(checkpoint: Checkpoint) -> None:
     stored = checkpoint.tensors[AT + "q_proj.weight"]
     os.truncate(checkpoint.path / stored.shard, stored.offset + 1)
