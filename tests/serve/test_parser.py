@@ -147,7 +147,7 @@ def test_reasoning_tokens_are_the_text_tokens_of_the_channel():
 def test_events_name_the_token_they_come_from():
     parser = OutputParser(TOKENIZER, "content")
     ids = TOKENIZER.encode_ordinary("aé")
-    assert parser.feed(ids) == [Content("a", 0), Content("é", 2)]
+    assert parser.feed(ids) == [Content("a", 0), Content("", 1), Content("é", 2)]
 
 
 TEXT = st.text(alphabet='ab<|"\\\n é{}1', max_size=12)
