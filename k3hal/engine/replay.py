@@ -109,12 +109,12 @@ class ReplayEngine:
             self._waiting.append(_Running(request, line, arrival=time.monotonic()))
             self._stats = replace(self._stats, prompt_tokens=self._stats.prompt_tokens + length)
             self._admit()
-            self._lock.notify()
+            self._lock.notify_all()
 
     def abort(self, request_ids: Sequence[str]) -> None:
         with self._lock:
             self._aborted.update(request_ids)
-            self._lock.notify()
+            self._lock.notify_all()
 
     def stats(self) -> EngineStats:
         with self._lock:
@@ -136,7 +136,9 @@ class ReplayEngine:
         assert self._on_outputs is not None
         while True:
             with self._lock:
-                self._lock.wait_for(self._has_work, timeout=self._until_due())
+                while not self._has_work():
+                    # Each wake-up asks anew: a submission may have brought the next due time forward.
+                    self._lock.wait(self._until_due())
                 outputs = self._step(time.monotonic())
                 self._lock.notify_all()
                 stop = self._stopped and not self._running and not self._waiting

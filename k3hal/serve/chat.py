@@ -15,7 +15,7 @@ from k3hal.serve.chat_choice import ChatChoice, ChatMessage, Delta
 from k3hal.serve.chat_prompt import ChatPrompt, render_chat
 from k3hal.serve.generate import Run, Step, with_keep_alive
 from k3hal.serve.http_errors import json_response
-from k3hal.serve.http_io import DONE, KEEP_ALIVE, EventStream, read_json, watch_disconnect
+from k3hal.serve.http_io import DONE, KEEP_ALIVE, EventStream, connected, read_json
 from k3hal.serve.logprobs import chat_logprobs
 from k3hal.serve.requests import ChatRequest, check_prompt, read_request
 from k3hal.serve.state import ServerState, new_id
@@ -35,13 +35,11 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
     generation = state.submit(answer_id, [ids], params, asked.priority)
     reasoning = asked.include_reasoning is not False
     choices = [ChatChoice(state.tokenizer, prompt, params, reasoning=reasoning) for _ in range(params.n)]
-    answer = _ChatAnswer(
-        state, asked, answer_id, model, Run(generation, choices, [ids], params, state.metrics), choices
-    )
+    run = Run(generation, choices, [ids], params, state.metrics)
+    answer = _ChatAnswer(state, asked, answer_id, model, run, choices)
     if asked.stream:
-        events = with_keep_alive(answer.events(), state.config.keep_alive, KEEP_ALIVE)
-        return EventStream(events, answer.run.disconnect)
-    async with watch_disconnect(request.receive, answer.run.disconnect):
+        return EventStream(with_keep_alive(answer.events(), state.config.keep_alive, KEEP_ALIVE), run)
+    async with connected(request.receive, run):
         return json_response(await answer.whole())
 
 
@@ -66,7 +64,7 @@ class _ChatAnswer:
         run: Run[list[Delta]],
         choices: list[ChatChoice],
     ) -> None:
-        self.run = run
+        self._run = run
         self._state = state
         self._asked = asked
         self._choices = choices
@@ -74,11 +72,11 @@ class _ChatAnswer:
 
     async def whole(self) -> dict[str, Any]:
         messages = [ChatMessage() for _ in self._choices]
-        async for step in self.run.steps():
-            messages[step.index].add(step.delta)
+        async for step in self._run.steps():
+            messages[step.choice].add(step.delta)
         self._count_recoveries()
         choices = [self._choice(i, message) for i, message in enumerate(messages)]
-        return {**self._head, "choices": choices, "usage": self.run.usage()}
+        return {**self._head, "choices": choices, "usage": self._run.usage()}
 
     async def events(self) -> AsyncIterator[bytes]:
         options = self._asked.stream_options
@@ -90,16 +88,16 @@ class _ChatAnswer:
         def chunk(choice: dict[str, Any] | None) -> bytes:
             usage = b""
             if choice is None or continuous:
-                usage = b',"usage":' + orjson.dumps(self.run.usage())
+                usage = b',"usage":' + orjson.dumps(self._run.usage())
             elif include_usage:
                 usage = b',"usage":null'
             return prefix + (b"" if choice is None else orjson.dumps(choice)) + b"]" + usage + b"}\n\n"
 
         started: set[int] = set()
-        async for step in self.run.steps():
-            if step.index not in started:
-                started.add(step.index)
-                yield chunk(_chunk_choice(step.index, {"role": "assistant", "content": ""}))
+        async for step in self._run.steps():
+            if step.choice not in started:
+                started.add(step.choice)
+                yield chunk(_chunk_choice(step.choice, {"role": "assistant", "content": ""}))
             for choice in self._chunk_choices(step):
                 yield chunk(choice)
         self._count_recoveries()
@@ -111,19 +109,19 @@ class _ChatAnswer:
         """The chunks of one step: each delta, then the finish reason once there is one."""
         out: list[dict[str, Any]] = []
         for delta in step.delta:
-            choice = _chunk_choice(step.index, delta.fields())
+            choice = _chunk_choice(step.choice, delta.fields())
             if delta.logprobs:
                 choice["logprobs"] = chat_logprobs(delta.logprobs, self._state.tokenizer)
             out.append(choice)
-        state = self._choices[step.index]
+        state = self._choices[step.choice]
         if state.finish_reason is not None:
-            last = _chunk_choice(step.index, {}) | {"finish_reason": state.finish_reason}
+            last = _chunk_choice(step.choice, {}) | {"finish_reason": state.finish_reason}
             if state.stop_reason is not None:
                 last["stop_reason"] = state.stop_reason
             out.append(last)
         if self._asked.return_token_ids and step.new_ids:
             if not out:
-                out.append(_chunk_choice(step.index, {}))
+                out.append(_chunk_choice(step.choice, {}))
             out[-1]["token_ids"] = step.new_ids
         return out
 

@@ -111,7 +111,7 @@ class ChatChoice:
             self._flush()
             function = {"name": event.name, "arguments": ""}
             call = {
-                "index": event.index,
+                "index": event.call,
                 "id": f"call_{uuid.uuid4().hex[:24]}",
                 "type": "function",
                 "function": function,
@@ -119,10 +119,10 @@ class ChatChoice:
             self._deltas.append(Delta("tool_calls", call, []))
         elif isinstance(event, CallEnd):
             self.complete_calls += 1
-        elif self._deltas and self._deltas[-1].name == "tool_calls" and self._deltas[-1].value["index"] == event.index:
+        elif self._deltas and self._deltas[-1].name == "tool_calls" and self._deltas[-1].value["index"] == event.call:
             self._deltas[-1].value["function"]["arguments"] += event.fragment
         else:
-            call = {"index": event.index, "function": {"arguments": event.fragment}}
+            call = {"index": event.call, "function": {"arguments": event.fragment}}
             self._deltas.append(Delta("tool_calls", call, []))
 
     def _show(self, name: str, text: str, logprobs: list[TokenLogprob] | None = None) -> None:

@@ -13,7 +13,7 @@ from k3hal.engine.interface import TokenLogprob
 from k3hal.errors import RequestError
 from k3hal.serve.generate import Run, Step, with_keep_alive
 from k3hal.serve.http_errors import json_response
-from k3hal.serve.http_io import DONE, KEEP_ALIVE, EventStream, event, read_json, watch_disconnect
+from k3hal.serve.http_io import DONE, KEEP_ALIVE, EventStream, connected, event, read_json
 from k3hal.serve.logprobs import text_logprobs
 from k3hal.serve.requests import CompletionRequest, check_prompt, read_request
 from k3hal.serve.state import ServerState, new_id
@@ -32,15 +32,15 @@ async def completions(state: ServerState, request: Request) -> Response:
     prompts = _prompts(asked, state.tokenizer)
     for ids in prompts:
         check_prompt(ids, info.vocab_size, info.max_model_len)
+    echoes = [state.tokenizer.decode(ids) if asked.echo else "" for ids in prompts for _ in range(params.n)]
     answer_id = new_id("cmpl", asked.request_id)
     generation = state.submit(answer_id, prompts, params, asked.priority)
     choices = [TextChoice(state.tokenizer, params) for _ in range(len(prompts) * params.n)]
     run = Run(generation, choices, prompts, params, state.metrics)
-    echoes = [state.tokenizer.decode(ids) if asked.echo else "" for ids in prompts for _ in range(params.n)]
     answer = _TextAnswer(state, asked, answer_id, model, run, choices, echoes)
     if asked.stream:
-        return EventStream(with_keep_alive(answer.events(), state.config.keep_alive, KEEP_ALIVE), run.disconnect)
-    async with watch_disconnect(request.receive, run.disconnect):
+        return EventStream(with_keep_alive(answer.events(), state.config.keep_alive, KEEP_ALIVE), run)
+    async with connected(request.receive, run):
         return json_response(await answer.whole())
 
 
@@ -76,15 +76,15 @@ class _TextAnswer:
         self._run = run
         self._choices = choices
         self._echoes = echoes
-        self._offsets = [len(echo) for echo in echoes]
+        self._offsets = [0] * len(choices)
         self._head = {"id": answer_id, "object": "text_completion", "created": int(time.time()), "model": model}
 
     async def whole(self) -> dict[str, Any]:
         texts = [[echo] for echo in self._echoes]
         logprobs: list[list[TokenLogprob]] = [[] for _ in self._choices]
         async for step in self._run.steps():
-            texts[step.index].append(step.delta.text)
-            logprobs[step.index].extend(step.delta.logprobs)
+            texts[step.choice].append(step.delta.text)
+            logprobs[step.choice].extend(step.delta.logprobs)
         choices = [
             self._choice(i, "".join(texts[i]), logprobs[i], choice.token_ids) for i, choice in enumerate(self._choices)
         ]
@@ -96,10 +96,10 @@ class _TextAnswer:
         continuous = include_usage and options is not None and options.continuous_usage_stats
         started: set[int] = set()
         async for step in self._run.steps():
-            choice = self._step_choice(step, first=step.index not in started)
+            choice = self._step_choice(step, first=step.choice not in started)
             if choice is None:
                 continue
-            started.add(step.index)
+            started.add(step.choice)
             chunk = {**self._head, "choices": [choice]}
             if include_usage:
                 chunk["usage"] = self._run.usage() if continuous else None
@@ -112,11 +112,11 @@ class _TextAnswer:
         """The choice of one chunk, or None where a step has nothing to show yet."""
         text, logprobs = step.delta
         if first:
-            text = self._echoes[step.index] + text
-        finished = self._choices[step.index].finish_reason is not None
+            text = self._echoes[step.choice] + text
+        finished = self._choices[step.choice].finish_reason is not None
         if not (text or logprobs or finished or self._asked.return_token_ids):
             return None
-        return self._choice(step.index, text, logprobs, step.new_ids)
+        return self._choice(step.choice, text, logprobs, step.new_ids)
 
     def _choice(
         self, index: int, text: str, logprobs: Sequence[TokenLogprob], token_ids: Sequence[int]

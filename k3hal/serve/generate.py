@@ -30,15 +30,15 @@ class Choice(Protocol[D_co]):
 
 
 class Step(NamedTuple, Generic[D]):
-    """What one engine output did to choice number `index`; `new_ids` are the tokens it added."""
+    """What one engine output did to choice number `choice`; `new_ids` are the tokens it added."""
 
-    index: int
+    choice: int
     delta: D
     new_ids: list[int]
 
 
 class Run(Generic[D]):
-    """The choices of one request, fed from a generation. Iterate it to its end, or close it."""
+    """The choices of one request, fed from a generation. Close it whatever happens."""
 
     def __init__(
         self,
@@ -59,19 +59,20 @@ class Run(Generic[D]):
 
     async def steps(self) -> AsyncIterator[Step[D]]:
         """Each output as it arrives, until every choice is complete. Raises `HttpError` when the engine gives up."""
-        try:
-            while self._generation.unfinished:
-                for index, output in await self._generation.next():
-                    step = self._feed(index, output)
-                    if step is not None:
-                        yield step
-        finally:
-            self._generation.close()
+        while self._generation.unfinished:
+            for index, output in await self._generation.next():
+                step = self._feed(index, output)
+                if step is not None:
+                    yield step
 
     def disconnect(self) -> None:
         """The client is gone: abort at once."""
         self._metrics.disconnected()
         self._generation.disconnect()
+
+    def close(self) -> None:
+        """Abort what still runs, if anything does."""
+        self._generation.close()
 
     def usage(self) -> dict[str, Any]:
         """Tokens so far: every prompt once, all choices together."""

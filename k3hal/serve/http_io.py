@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
 
 import orjson
 from starlette.requests import Request
@@ -43,20 +43,31 @@ async def read_json(request: Request, limit: int) -> dict[str, Any]:
     return value
 
 
+class Work(Protocol):
+    """What a response waits for."""
+
+    def disconnect(self) -> None:
+        """The client is gone."""
+        ...
+
+    def close(self) -> None: ...
+
+
 @contextlib.asynccontextmanager
-async def watch_disconnect(receive: Receive, on_disconnect: Callable[[], None]) -> AsyncIterator[None]:
-    """Call `on_disconnect` as soon as the client closes the connection while the block runs."""
+async def connected(receive: Receive, work: Work) -> AsyncIterator[None]:
+    """Within the block, tell `work` as soon as the client closes the connection; close it at the end."""
 
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        on_disconnect()
+        work.disconnect()
 
     watcher = asyncio.create_task(watch())
     try:
         yield
     finally:
         watcher.cancel()
+        work.close()
 
 
 def event(value: Any) -> bytes:
@@ -67,26 +78,29 @@ def event(value: Any) -> bytes:
 class EventStream(Response):
     """Server-sent events. A failure after the first byte becomes an error event, then the stream ends."""
 
-    def __init__(self, events: AsyncIterator[bytes], on_disconnect: Callable[[], None]) -> None:
+    def __init__(self, events: AsyncIterator[bytes], work: Work) -> None:
         super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         del self.headers["content-length"]
         self._events = events
-        self._on_disconnect = on_disconnect
+        self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async with watch_disconnect(receive, self._on_disconnect):
+        async def write(data: bytes, more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+
+        async with connected(receive, self._work):
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             try:
                 async for chunk in self._events:
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                    await write(chunk)
             except DisconnectedError:
                 return
             except HttpError as error:
-                await send({"type": "http.response.body", "body": event(error_body(error)), "more_body": True})
-            except Exception as error:  # noqa: BLE001 - the status is sent already; log it and end the stream
+                await write(event(error_body(error)))
+            except Exception as error:  # noqa: BLE001 - the status is sent already: log it and end the stream
                 _LOG.exception("a stream failed")
-                await send({"type": "http.response.body", "body": event(_failure(error)), "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await write(event(_failure(error)))
+            await write(b"", more=False)
 
 
 def _failure(error: Exception) -> dict[str, Any]:

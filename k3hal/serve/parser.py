@@ -31,23 +31,23 @@ class Content(NamedTuple):
 
 
 class CallStart(NamedTuple):
-    """A tool call began; `index` counts from 0 in the order of arrival."""
+    """A tool call began; `call` counts from 0 in the order of arrival."""
 
-    index: int
+    call: int
     name: str
 
 
 class CallArguments(NamedTuple):
     """More of a call's `arguments`, JSON text."""
 
-    index: int
+    call: int
     fragment: str
 
 
 class CallEnd(NamedTuple):
     """The call is complete. A call without this event was cut off."""
 
-    index: int
+    call: int
 
 
 Event = Reasoning | Content | CallStart | CallArguments | CallEnd

@@ -64,9 +64,8 @@ class GenerationRequest(BaseModel):
         for name in _DEFAULTED:
             if given[name] is None:
                 given[name] = defaults.get(name)
-        unlimited = given["max_tokens"] is None
-        known = {name: value for name, value in given.items() if value is not None}
-        return SamplingParams(**known, **({"max_tokens": None} if unlimited else {}))
+        limit = given.pop("max_tokens")
+        return SamplingParams(max_tokens=limit, **{name: value for name, value in given.items() if value is not None})
 
 
 class ChatRequest(GenerationRequest):

@@ -14,9 +14,9 @@ class DisconnectedError(Exception):
 
 
 class Increment(NamedTuple):
-    """An output of sequence number `index` of a generation."""
+    """An output of sequence number `sequence` of a generation."""
 
-    index: int
+    sequence: int
     output: EngineOutput
 
 

@@ -25,7 +25,7 @@ class ServerConfig:
     model_names: tuple[str, ...]
     api_keys: tuple[str, ...] = ()
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)
-    thinking: ThinkingDefaults = ThinkingDefaults()
+    thinking: ThinkingDefaults = field(default_factory=ThinkingDefaults)
     metrics_compat: bool = True
     max_body_bytes: int = 64 * 1024 * 1024
     drain_timeout: float = 30.0
@@ -35,7 +35,7 @@ class ServerConfig:
 
 
 class ServerState:
-    """The running server. `draining` and `ready` change over its life; the rest does not."""
+    """The running server. Whether it is `ready` or `draining` changes over its life; the rest does not."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, config: ServerConfig) -> None:
         self.engine = engine
@@ -45,7 +45,21 @@ class ServerState:
         self.metrics = Metrics(engine, config.model_names[0], compat=config.metrics_compat)
         self.created = int(time.time())
         self.draining = False
-        self.ready = False
+        self._warm = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether the server wants traffic: warmed up and not shutting down."""
+        return self._warm and not self.draining
+
+    def warmed_up(self) -> None:
+        self._warm = True
+        self.metrics.ready = True
+
+    def drain(self) -> None:
+        """Refuse new requests from now on."""
+        self.draining = True
+        self.metrics.ready = False
 
     def model_name(self, asked: str | None) -> str:
         """The model a request means; 404 if it is not served here."""
