@@ -1,0 +1,33 @@
+"""Helpers that several test directories use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from k3hal.model.synthetic_vocab import synthetic_vocab_bytes
+
+_REPO = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Callable[[str], Path]:
+    """`shared_data(name)`: the path of a data file kept beside the checkout; skips the test where it is absent."""
+
+    def find(name: str) -> Path:
+        for folder in (_REPO.parent / "shared" / "data", _REPO / "shared" / "data"):
+            if (folder / name).exists():
+                return folder / name
+        pytest.skip(f"needs ../shared/data/{name}, which is not beside this checkout")
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def synthetic_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that holds the synthetic `tiktoken.model`."""
+    folder = tmp_path_factory.mktemp("synthetic_tokenizer")
+    (folder / "tiktoken.model").write_bytes(synthetic_vocab_bytes())
+    return folder
