@@ -17,7 +17,10 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One sequence to continue. `n > 1` is several requests; the caller fans out."""
+    """One sequence to continue. `n > 1` is several requests; the caller fans out.
+
+    Lower `priority` numbers run first; equal ones in order of arrival.
+    """
 
     request_id: str
     prompt_token_ids: Sequence[int]
@@ -97,7 +100,10 @@ OutputCallback = Callable[[Sequence[EngineOutput]], None]
 
 
 class Engine(Protocol):
-    """The engine's public interface. `on_outputs` runs on the engine's own thread, once per step, and must not block."""
+    """The engine's public interface.
+
+    `on_outputs` runs on the engine's own thread, once per step, and must not block.
+    """
 
     @property
     def info(self) -> EngineInfo: ...
@@ -115,11 +121,17 @@ class Engine(Protocol):
         ...
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """Stop requests within one step; each still gets a last output with `finish_reason="abort"`. Unknown ids are ignored."""
+        """Stop requests within one step; unknown ids are ignored.
+
+        Each still gets a last output with `finish_reason="abort"`.
+        """
         ...
 
     def stats(self) -> EngineStats: ...
 
     def close(self, drain_timeout: float = 0.0) -> None:
-        """Refuse new requests, let running ones finish for `drain_timeout` seconds, abort the rest, release everything."""
+        """Refuse new requests and release everything.
+
+        Running requests may finish for `drain_timeout` seconds; the rest are aborted.
+        """
         ...
