@@ -66,7 +66,9 @@ class BoundOps:
         """The function to call for an operator in a layer."""
         return self._functions[self._key(op, layer, phase)]
 
-    def prepare(self, op: str, layer: int | None = None, phase: Phase = "any", **weights: Any) -> Mapping[str, Any]:
+    def prepare(
+        self, op: str, layer: int | None, weights: Mapping[str, Any], phase: Phase = "any"
+    ) -> Mapping[str, Any]:
         """The operator's weight arguments in the layout its chosen provider wants."""
         return self._decisions[self._key(op, layer, phase)].prepare(**weights)
 
@@ -81,7 +83,5 @@ def make_plan(
     requests: Iterable[OpRequest], selector: Selector, *, model: str, device: DeviceDescription, dtype: str
 ) -> DispatchPlan:
     """Decide every request. Raises `DispatchError` as `Selector.decide` does."""
-    entries = tuple(
-        PlanEntry(r, selector.decide(Call(r.op, device, dtype, r.phase, r.dims))) for r in requests
-    )
+    entries = tuple(PlanEntry(r, selector.decide(Call(r.op, device, dtype, r.phase, r.dims))) for r in requests)
     return DispatchPlan(model, device, dtype, entries)

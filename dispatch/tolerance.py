@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ToleranceClass:
-    """Caps on `tensor`, `slice` and `peak`, and the `floor` that rounding alone explains. `exact` asks for equal bits."""
+    """Caps on `tensor`, `slice` and `peak`, and the `floor` that rounding explains. `exact` asks for equal bits."""
 
     floor: float
     tensor: float

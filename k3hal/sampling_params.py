@@ -69,9 +69,7 @@ class SamplingParams:
             _check_range("logit_bias", bias, -100.0, 100.0)
 
 
-def _check_range(
-    name: str, value: float | None, low: float, high: float, *, open_low: bool = False
-) -> None:
+def _check_range(name: str, value: float | None, low: float, high: float, *, open_low: bool = False) -> None:
     """Raise a `RequestError` naming the field unless `value` is None or a finite number in range."""
     if value is None:
         return

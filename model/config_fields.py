@@ -56,10 +56,10 @@ class Fields:
         value = self.data.get(found)
         if value is None and default is not None:
             return default
-        bad = isinstance(value, bool) or not isinstance(value, int | float)
-        if bad or not math.isfinite(value) or not low < value < high:
+        number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+        if not math.isfinite(number) or not low < number < high:
             raise self.fail(found, _range_text(low, high))
-        return float(value)
+        return float(number)
 
     def boolean(self, *keys: str, default: bool | None = None) -> bool:
         found = self._found(keys)
@@ -75,7 +75,7 @@ class Fields:
         value = self.data.get(found)
         if value is None and default is not None:
             return default
-        if value not in among:
+        if not isinstance(value, str) or value not in among:
             raise self.fail(found, " or ".join(repr(name) for name in among))
         return value
 

@@ -17,10 +17,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One sequence to continue. `n > 1` is several requests; the caller fans out.
-
-    Lower `priority` numbers run first; equal ones in order of arrival.
-    """
+    """One sequence to continue. `n > 1` is several requests; the caller fans out. Lower `priority` numbers go first."""
 
     request_id: str
     prompt_token_ids: Sequence[int]
@@ -100,10 +97,7 @@ OutputCallback = Callable[[Sequence[EngineOutput]], None]
 
 
 class Engine(Protocol):
-    """The engine's public interface.
-
-    `on_outputs` runs on the engine's own thread, once per step, and must not block.
-    """
+    """The engine's public interface. `on_outputs` runs on the engine's thread, once per step, and must not block."""
 
     @property
     def info(self) -> EngineInfo: ...
@@ -121,17 +115,11 @@ class Engine(Protocol):
         ...
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """Stop requests within one step; unknown ids are ignored.
-
-        Each still gets a last output with `finish_reason="abort"`.
-        """
+        """Stop requests within one step; each gets a last output with `finish_reason="abort"`. Ignores unknown ids."""
         ...
 
     def stats(self) -> EngineStats: ...
 
     def close(self, drain_timeout: float = 0.0) -> None:
-        """Refuse new requests and release everything.
-
-        Running requests may finish for `drain_timeout` seconds; the rest are aborted.
-        """
+        """Refuse new requests, let running ones finish for `drain_timeout` s, abort the rest, release everything."""
         ...

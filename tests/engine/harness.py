@@ -71,8 +71,8 @@ class Harness:
 
     def __post_init__(self) -> None:
         layout = fold_layout(self.page_tokens)
-        self.arena = CacheArena(layout, self.num_runs, CPU)
-        self.arena.pages[3:].fill_(255)  # NaN wherever nobody has written
+        # NaN wherever nobody has written.
+        self.arena = CacheArena(layout, torch.full((self.num_runs * layout.run_bytes,), 255, dtype=torch.uint8))
         self.cache = PagedCache(layout, self.num_runs, self.max_num_seqs, self.max_model_len)
         self.scheduler = Scheduler(
             self.cache,

@@ -13,7 +13,7 @@ def test_bytes_are_pinned():
 
 def test_every_byte_and_markup_word_is_one_token():
     ranks = synthetic_ranks()
-    assert len(ranks) == 369 and len(set(ranks)) == 369
+    assert len(ranks) == len(set(ranks)) == 369
     assert {len(token) for token in ranks[:256]} == {1}
     ids = {token: rank for rank, token in enumerate(ranks)}
     assert [ids[w] for w in (b"message", b" role", b'="', b"user", b"assistant", b"system", b"think", b"response")] == [

@@ -10,17 +10,19 @@ from k3hal.model.batch import CacheViews
 
 
 class CacheArena:
-    """The memory of `num_slots` runs and the model's views of it.
+    """The model's views of `memory`, u8 of whole runs on the device.
 
     `pages` u8 [num_pages, page_bytes] is what page copies work on. Every page and every slot is addressable; that no
-    byte serves two owners is the pool's doing. Only the null run is initialised.
+    byte serves two owners is the pool's doing. Contents matter only once written, except that the null run is zeroed.
     """
 
-    def __init__(self, layout: CacheLayout, num_slots: int, device: torch.device) -> None:
+    def __init__(self, layout: CacheLayout, memory: Tensor) -> None:
+        if memory.numel() % layout.run_bytes:
+            raise ValueError(f"{memory.numel()} bytes are no whole number of runs of {layout.run_bytes}")
         self.layout = layout
-        self.num_slots = num_slots
-        self.num_pages = num_slots * layout.pages_per_slot
-        self.pages = torch.empty(self.num_pages, layout.page_bytes, dtype=torch.uint8, device=device)
+        self.num_slots = memory.numel() // layout.run_bytes
+        self.num_pages = self.num_slots * layout.pages_per_slot
+        self.pages = memory.view(self.num_pages, layout.page_bytes)
         self.pages[: layout.pages_per_slot].zero_()
         self.views = CacheViews(
             kv=tuple(self._kv(i) for i in range(layout.kv_layers)),

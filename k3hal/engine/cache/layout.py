@@ -7,9 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from k3hal.model.config import ModelConfig
-
-PAGE_TOKENS = 128
-"""Tokens of MLA KV in one page."""
+from k3hal.model.requests import PAGE_TOKENS
 
 _ALIGNMENT = 256
 """Bytes; what the strictest vendor kernel asks of a tensor's start."""

@@ -1,0 +1,81 @@
+"""The table of verbs and the root command. Adding a verb: one file in this folder and one row here.
+
+A row names a verb module's function, or a `typer.Typer` for a group of verbs. The module is imported when its verb is
+used, never for `k3hal --help`; heavy imports (torch) stand inside its functions all the same, so that `k3hal VERB
+--help` is quick too. A verb returns None, or its exit code.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Annotated, Any, NamedTuple
+
+import typer
+import typer.main
+from typer.core import TyperCommand, TyperGroup
+
+from k3hal import __version__
+
+
+class Verb(NamedTuple):
+    """Where a verb lives (`module:attribute`) and its line in `k3hal --help`."""
+
+    target: str
+    help: str
+
+
+VERBS: dict[str, Verb] = {
+    "doctor": Verb("k3hal.cli.doctor:doctor", "Show this machine, its devices and versions, and what would run."),
+    "render": Verb("k3hal.cli.render:render", "Show the exact prompt a chat request becomes."),
+    "serve": Verb("k3hal.cli.serve:serve", "Serve a model over an OpenAI-compatible HTTP API."),
+}
+
+
+class LazyGroup(TyperGroup):
+    """A group that lists the table's verbs and imports the module of the one that runs."""
+
+    def __init__(self, **attrs: Any) -> None:
+        super().__init__(**attrs)
+        for name, verb in VERBS.items():
+            self.add_command(TyperCommand(name, help=verb.help, rich_markup_mode=None))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, load_verb(name) if name in VERBS else command, rest
+
+
+def load_verb(name: str) -> Any:
+    """Import the verb's module and return its click command (a group for a `typer.Typer`)."""
+    module, _, attribute = VERBS[name].target.partition(":")
+    target = getattr(import_module(module), attribute)
+    if isinstance(target, typer.Typer):
+        target.rich_markup_mode = None
+        group = typer.main.get_group(target)
+        group.name = name
+        return group
+    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    single.command(name)(target)
+    return typer.main.get_command(single)
+
+
+app = typer.Typer(cls=LazyGroup, rich_markup_mode=None, help="Kimi K3 from one hardware-agnostic model text.")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"k3hal {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    ctx: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> int | None:
+    """Kimi K3 from one hardware-agnostic model text."""
+    if ctx.invoked_subcommand is not None:
+        return None
+    typer.echo(ctx.get_help(), err=True)
+    return 4

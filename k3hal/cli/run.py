@@ -1,0 +1,104 @@
+"""Runs the command line and turns every outcome into an exit code: the one place where exceptions end."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+import typer.main
+
+from k3hal import __version__
+from k3hal.cli.output import ERROR_SCHEMA, print_json
+from k3hal.env import check_environment, debug_enabled
+from k3hal.errors import K3HALError, UsageError
+
+EXIT_CRASH = 3
+EXIT_INTERRUPTED = 130  # 128 + SIGINT
+EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
+BUG_REPORT = "the project's issue tracker"
+
+# Set by the shell while it completes a command line; typer's protocol.
+_COMPLETION_VARIABLE = "_K3HAL_COMPLETE"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `k3hal` with `argv` (default: the process's) and return its exit code; never raises for a user's mistake."""
+    from k3hal.cli.app import app
+
+    args = list(sys.argv[1:] if argv is None else argv)
+    command = typer.main.get_command(app)
+    if os.environ.get(_COMPLETION_VARIABLE):
+        return command.main(args, prog_name="k3hal", complete_var=_COMPLETION_VARIABLE)
+    try:
+        check_environment(os.environ)
+        code = _invoke(command, args)
+        sys.stdout.flush()
+    except K3HALError as error:
+        return _refuse(error, as_json=_wants_json(args))
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # What is still buffered has no reader: without this the interpreter complains about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    except Exception as error:  # noqa: BLE001 - the last resort: a bug is reported, never shown raw
+        return _crash(error, as_json=_wants_json(args))
+    return code
+
+
+def _invoke(command: Any, args: list[str]) -> int:
+    """Parse and run. A wrong command line raises `UsageError`."""
+    try:
+        with command.make_context("k3hal", args) as ctx:
+            result = command.invoke(ctx)
+    except typer.Exit as stop:
+        return stop.exit_code
+    except typer.TyperException as error:
+        context = getattr(error, "ctx", None)
+        help_line = f"see `{context.command_path} --help`" if context else "see `k3hal --help`"
+        raise UsageError(error.format_message().rstrip("."), hint=help_line) from error
+    return result if isinstance(result, int) else 0
+
+
+def _wants_json(args: Sequence[str]) -> bool:
+    """Whether `--json` stands among the flags; not parsed, since the command line itself may be what is wrong."""
+    flags = args[: args.index("--")] if "--" in args else args
+    return "--json" in flags
+
+
+def _refuse(error: K3HALError, *, as_json: bool) -> int:
+    if debug_enabled(os.environ):
+        traceback.print_exception(error)
+    _print_error(error.message, error.hint)
+    if as_json:
+        _print_error_json(error.code, error.message, error.hint)
+    return error.exit_code
+
+
+def _crash(error: Exception, *, as_json: bool) -> int:
+    message = f"this is a bug in k3hal {__version__}: {type(error).__name__}: {_first_line(error)}"
+    hint = f"please report it in {BUG_REPORT}"
+    if debug_enabled(os.environ):
+        traceback.print_exception(error)
+    else:
+        hint += " with the traceback that K3HAL_DEBUG=1 shows"
+    _print_error(message, hint)
+    if as_json:
+        _print_error_json("internal", message, hint)
+    return EXIT_CRASH
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "no message")
+
+
+def _print_error(message: str, hint: str) -> None:
+    typer.echo(f"k3hal: error: {message}" + (f" ({hint})" if hint else ""), err=True)
+
+
+def _print_error_json(code: str, message: str, hint: str) -> None:
+    print_json(ERROR_SCHEMA, {"errors": [{"code": code, "message": message, "hint": hint}]})

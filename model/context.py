@@ -1,0 +1,47 @@
+"""What every module of the model needs while it is built, and the reader of weights it is built from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from k3hal.dispatch.plan import BoundOps
+from k3hal.model.config import ModelConfig
+from k3hal.model.parallel import ParallelPlan, Shard
+
+
+class Reader(Protocol):
+    """Source of weights by published name. Each tensor is read once."""
+
+    def get(self, name: str, dtype: torch.dtype | None = None, *, shard: Shard | None = None) -> Tensor:
+        """An owned tensor on the model's device; `dtype` None keeps F32 and U8, BF16 becomes the model's dtype."""
+        ...
+
+    def fill(self, out: Tensor, name: str, *, shard: Shard | None = None) -> None:
+        """Copy the tensor into `out`, a (slice of a) tensor that fuses several."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """Build context: config, bound operators, weights, placement."""
+
+    cfg: ModelConfig
+    ops: BoundOps
+    reader: Reader
+    device: torch.device
+    dtype: torch.dtype
+    parallel: ParallelPlan
+
+    def layer_name(self, layer: int, name: str) -> str:
+        return f"{self.cfg.prefix}layers.{layer}.{name}"
+
+    def fuse_rows(self, names: list[str], rows: list[int], columns: int) -> Tensor:
+        """One weight [sum(rows), columns] whose row blocks are the named column-parallel weights, in order."""
+        out = torch.empty(sum(rows), columns, dtype=self.dtype, device=self.device)
+        for name, part in zip(names, out.split(rows), strict=True):
+            self.reader.fill(part, name, shard=self.parallel.column())
+        return out

@@ -1,0 +1,85 @@
+"""Kimi K3 and Kimi-Linear: the whole model, written once against operators."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from k3hal.dispatch.plan import BoundOps
+from k3hal.model.batch import CacheViews, StepBatch
+from k3hal.model.config import ModelConfig
+from k3hal.model.context import Build, Reader
+from k3hal.model.kda import KDA
+from k3hal.model.mla import MLA
+from k3hal.model.moe import MLP, MoE
+from k3hal.model.parallel import ParallelPlan
+from k3hal.model.residual import Stream, attention_join, block_count, final_join, mlp_join
+
+
+class Layer:
+    """Attention then MLP, each fed by a join of the residual stream."""
+
+    def __init__(self, build: Build, layer: int) -> None:
+        cfg = build.cfg
+        kda_before = sum(cfg.is_kda(i) for i in range(layer))
+        self.before_attention = attention_join(build, layer)
+        self.attention = KDA(build, layer, kda_before) if cfg.is_kda(layer) else MLA(build, layer, layer - kda_before)
+        self.before_mlp = mlp_join(build, layer)
+        self.mlp = MoE(build, layer) if cfg.is_moe(layer) else MLP(build, layer, "mlp", cfg.intermediate_size)
+
+    def __call__(self, stream: Stream, delta: Tensor | None, batch: StepBatch, cache: CacheViews) -> Tensor:
+        delta = self.attention(self.before_attention(stream, delta), batch, cache)
+        return self.mlp(self.before_mlp(stream, delta))
+
+
+class K3Model:
+    """The model on one rank. Stateless: all state is in the cache it is given."""
+
+    def __init__(self, build: Build) -> None:
+        cfg = build.cfg
+        self.cfg, self.num_blocks = cfg, block_count(cfg)
+        self.embed = build.ops.fn("embed")
+        self.embedding = build.reader.get(f"{cfg.prefix}embed_tokens.weight", shard=build.parallel.column())
+        self.layers = [Layer(build, i) for i in range(cfg.num_layers)]
+        self.final = final_join(build)
+        self.lm_head = build.reader.get(cfg.lm_head_name, shard=build.parallel.column())
+
+    @classmethod
+    def load(
+        cls,
+        cfg: ModelConfig,
+        ops: BoundOps,
+        reader: Reader,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.bfloat16,
+        parallel: ParallelPlan | None = None,
+    ) -> K3Model:
+        """Read every weight once, fused as the operators want. `dtype` is the activation and dense-weight dtype."""
+        return cls(Build(cfg, ops, reader, torch.device(device), dtype, parallel or ParallelPlan()))
+
+    @torch.inference_mode()
+    def forward(self, batch: StepBatch, cache: CacheViews, aux_layers: Collection[int] = ()) -> Tensor:
+        """Hidden states [T, D] after the final norm; advances the cache."""
+        return self.forward_with_aux(batch, cache, aux_layers)[0]
+
+    @torch.inference_mode()
+    def forward_with_aux(
+        self, batch: StepBatch, cache: CacheViews, aux_layers: Collection[int]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Also the raw residual stream [T, D] after each of `aux_layers`, which a DSpark draft reads (spec §8.3)."""
+        stream = Stream.start(self.embed(batch.token_ids, self.embedding), self.num_blocks)
+        delta, aux = None, {}
+        for i, layer in enumerate(self.layers):
+            delta = layer(stream, delta, batch, cache)
+            if i in aux_layers:
+                aux[i] = stream.prefix + delta
+        return self.final(stream, delta), aux
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Final-normed hidden [R, D] to fp32 logits [R, vocab]."""
+        return linear(hidden, self.lm_head).float()

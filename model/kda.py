@@ -1,0 +1,63 @@
+"""Kimi Delta Attention (spec k3_architecture §2)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from k3hal.model.batch import CacheViews, StepBatch
+from k3hal.model.context import Build
+
+
+class KDA:
+    """One KDA layer: fused input projection, the coarse operator per phase, output projection.
+
+    `index` is the layer's position among KDA layers, which is where its states live in the cache.
+    """
+
+    def __init__(self, build: Build, layer: int, index: int) -> None:
+        cfg, reader = build.cfg, build.reader
+        self.index = index
+        self.heads, self.head_dim = build.parallel.local(cfg.kda_heads), cfg.kda_head_dim
+        self.lower_bound, self.eps = cfg.gate_lower_bound, cfg.rms_norm_eps
+        self.prefill = build.ops.fn("kda_prefill", layer, "prefill")
+        self.decode = build.ops.fn("kda_decode", layer, "decode")
+
+        def name(part: str) -> str:
+            return build.layer_name(layer, f"self_attn.{part}")
+
+        width = self.heads * self.head_dim
+        gate = ("g_proj", width) if cfg.full_rank_gate else ("g_a_proj", cfg.kda_head_dim)
+        parts = [("q_proj", width), ("k_proj", width), ("v_proj", width), gate]
+        parts += [("f_a_proj", cfg.kda_head_dim), ("b_proj", self.heads)]
+        self.split = [3 * width, gate[1], cfg.kda_head_dim, self.heads]
+        self.in_proj = build.fuse_rows([name(f"{p}.weight") for p, _ in parts], [n for _, n in parts], cfg.hidden_size)
+        self.f_b = reader.get(name("f_b_proj.weight"), shard=build.parallel.column())
+        self.g_b = None if cfg.full_rank_gate else reader.get(name("g_b_proj.weight"), shard=build.parallel.column())
+        self.conv_weight = torch.empty(3 * width, cfg.conv_width, dtype=torch.float32, device=build.device)
+        for part, letter in zip(self.conv_weight.unsqueeze(1).split(width), "qkv", strict=True):
+            reader.fill(part, name(f"{letter}_conv1d.weight"), shard=build.parallel.column())
+        # Stored longer than the head count (padding) or as [1, 1, H, 1]: only the first H entries mean anything.
+        self.a_log = reader.get(name("A_log"), torch.float32).flatten()[: self.heads].contiguous()
+        self.dt_bias = reader.get(name("dt_bias"), torch.float32).view(self.heads, self.head_dim)
+        self.norm_weight = reader.get(name("o_norm.weight"), torch.float32)
+        self.o_proj = reader.get(name("o_proj.weight"), shard=build.parallel.row())
+
+    def __call__(self, x: Tensor, batch: StepBatch, cache: CacheViews) -> Tensor:
+        """x [T, D], normed, to [T, D]; advances the conv and recurrent states of every sequence in the batch."""
+        qkv, z, f_a, beta = linear(x, self.in_proj).split(self.split, dim=-1)
+        shape = (x.shape[0], self.heads, self.head_dim)
+        raw_gate = linear(f_a, self.f_b).view(shape)
+        out_gate = (z if self.g_b is None else linear(z, self.g_b)).view(shape)
+        conv, state = cache.conv[self.index], cache.state[self.index]
+        weights = (self.conv_weight, self.a_log, self.dt_bias, self.norm_weight)
+        inputs, split, outs = (qkv, raw_gate, beta, out_gate), batch.num_decodes, []
+        if batch.decode:
+            rows = inputs if batch.prefill is None else tuple(t[:split] for t in inputs)
+            outs.append(self.decode(*rows, *weights, conv, state, batch.decode.slots, self.lower_bound, self.eps))
+        if batch.prefill:
+            rows = inputs if batch.decode is None else tuple(t[split:] for t in inputs)
+            spans = (batch.prefill.slots, batch.prefill.cu_seqlens, batch.prefill.has_state)
+            outs.append(self.prefill(*rows, *weights, conv, state, *spans, self.lower_bound, self.eps))
+        return linear(outs[0] if len(outs) == 1 else torch.cat(outs), self.o_proj)

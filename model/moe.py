@@ -1,0 +1,98 @@
+"""Gated MLPs and Stable LatentMoE (spec k3_architecture §5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from k3hal.model.context import Build
+
+
+def activation(build: Build, layer: int) -> Callable[[Tensor], Tensor]:
+    """The gated activation on [T, 2 I], gate half first."""
+    cfg = build.cfg
+    if cfg.activation == "silu":
+        return build.ops.fn("silu_and_mul", layer)
+    situ, beta, linear_beta = build.ops.fn("situ_and_mul", layer), cfg.situ_beta, cfg.situ_linear_beta
+    return lambda x: situ(x, beta, linear_beta)
+
+
+class MLP:
+    """A dense gated MLP: layer 0's, and the fused shared experts."""
+
+    def __init__(self, build: Build, layer: int, prefix: str, intermediate: int) -> None:
+        names = [build.layer_name(layer, f"{prefix}.{part}_proj.weight") for part in ("gate", "up", "down")]
+        local = build.parallel.local(intermediate)
+        self.act = activation(build, layer)
+        self.gate_up = build.fuse_rows(names[:2], [local, local], build.cfg.hidden_size)
+        self.down = build.reader.get(names[2], shard=build.parallel.row())
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return linear(self.act(linear(x, self.gate_up)), self.down)
+
+
+class MoE:
+    """Router on the full width, routed experts (in a latent space where the config has one), shared experts."""
+
+    def __init__(self, build: Build, layer: int) -> None:
+        cfg, reader = build.cfg, build.reader
+
+        def name(part: str) -> str:
+            return build.layer_name(layer, f"block_sparse_moe.{part}")
+
+        self.route = build.ops.fn("moe_route", layer)
+        self.routing = (cfg.top_k, cfg.renormalize, cfg.routed_scaling_factor)
+        self.act = (cfg.activation, cfg.situ_beta, cfg.situ_linear_beta)
+        # The router runs in fp32: near-tied experts must not be decided by bf16 rounding.
+        self.router = reader.get(name("gate.weight"), torch.float32)
+        self.bias = reader.get(name("gate.e_score_correction_bias"), torch.float32)
+        self.shared = MLP(
+            build, layer, "block_sparse_moe.shared_experts", cfg.num_shared_experts * cfg.moe_intermediate_size
+        )
+        self.latent = cfg.latent_size is not None
+        self.op = (
+            "latent_moe" if self.latent else "moe_experts_mxfp4" if cfg.expert_format == "mxfp4" else "moe_experts"
+        )
+        self.experts = build.ops.fn(self.op, layer)
+        weights = _load_experts(build, layer)
+        if self.latent:
+            weights |= {"down_weight": reader.get(name("routed_expert_down_proj.weight"))}
+            weights |= {"norm_weight": reader.get(name("routed_expert_norm.weight")) if cfg.latent_norm else None}
+            weights |= {"up_weight": reader.get(name("routed_expert_up_proj.weight"))}
+            weights |= {"shared_gate_up": self.shared.gate_up, "shared_down": self.shared.down}
+            weights |= {"w13_scale": weights.get("w13_scale"), "w2_scale": weights.get("w2_scale")}
+            self.extra = {"expert_format": cfg.expert_format, "eps": cfg.rms_norm_eps}
+        else:
+            self.extra = {}
+        self.weights = dict(build.ops.prepare(self.op, layer, weights))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        scores = linear(x.float(), self.router)
+        gate, ids = self.route(scores, self.bias, *self.routing)
+        kind, beta, linear_beta = self.act
+        out = self.experts(
+            x, ids, gate, **self.weights, **self.extra, activation=kind, beta=beta, linear_beta=linear_beta
+        )
+        return out if self.latent else out + self.shared(x)
+
+
+def _load_experts(build: Build, layer: int) -> dict[str, Tensor | None]:
+    """Expert weights stacked as [E, ...]: `w13` rows are gate then up; packed codes and scales stay packed."""
+    cfg, packed = build.cfg, build.cfg.expert_format == "mxfp4"
+    width, inner, count = cfg.latent_size or cfg.hidden_size, cfg.moe_intermediate_size, cfg.num_experts
+    dtype = torch.uint8 if packed else build.dtype
+    suffixes = {"": ("weight_packed", 2), "_scale": ("weight_scale", 32)} if packed else {"": ("weight", 1)}
+    out: dict[str, Tensor | None] = {}
+    for key, (suffix, per) in suffixes.items():
+        w13 = torch.empty(count, 2 * inner, width // per, dtype=dtype, device=build.device)
+        w2 = torch.empty(count, width, inner // per, dtype=dtype, device=build.device)
+        for e in range(count):
+            base = build.layer_name(layer, f"block_sparse_moe.experts.{e}.")
+            build.reader.fill(w13[e, :inner], f"{base}w1.{suffix}")
+            build.reader.fill(w13[e, inner:], f"{base}w3.{suffix}")
+            build.reader.fill(w2[e], f"{base}w2.{suffix}")
+        out |= {f"w13{key}": w13, f"w2{key}": w2}
+    return out
