@@ -26,6 +26,11 @@ class Runner(Protocol):
     def execute(self, plan: StepPlan) -> StepResult: ...
 
 
+class _Closed:
+    def execute(self, plan: StepPlan) -> StepResult:
+        raise RuntimeError("the engine is closed")
+
+
 class EngineDeadError(K3HALError):
     """The engine failed for good; the process must be restarted."""
 
@@ -92,9 +97,22 @@ class EngineCore:
         return self.abort(list(self._requests))
 
     def die(self, reason: str) -> list[EngineOutput]:
-        """Give up for good: every request ends with `finish_reason="error"` and no other is accepted."""
+        """Give up for good: every request ends with `finish_reason="error"` and no other is accepted.
+
+        The cache is left as it is: whatever went wrong may have left it inconsistent.
+        """
         self.dead = reason
-        return self._end_with_error(list(self._requests.values()), reason)
+        requests = list(self._requests.values())
+        self._requests.clear()
+        self.scheduler.running, self.scheduler.waiting = [], []
+        for request in requests:
+            request.finish_reason, request.error = "error", reason
+        return [_output(request, -1, None) for request in requests]
+
+    def close(self) -> None:
+        """Let go of the runner, and with it of model and arena. Nothing may be called afterwards but `stats`."""
+        self.dead = self.dead or "it is closed"
+        self.runner = _Closed()
 
     def step(self) -> list[EngineOutput]:
         """Run one step; what it produced. Nothing to do gives nothing.
@@ -118,10 +136,11 @@ class EngineCore:
         self._generated_tokens += plan.sampled.size
         return self._deliver(self.scheduler.advance(plan, requests), result)
 
-    def stats(self) -> EngineStats:
+    def stats(self, submitted: int = 0) -> EngineStats:
+        """Present figures; `submitted` requests more are on their way to the queue. May be called from any thread."""
         return EngineStats(
             num_running=len(self.scheduler.running),
-            num_waiting=len(self.scheduler.waiting),
+            num_waiting=len(self.scheduler.waiting) + submitted,
             kv_usage=self.scheduler.cache.usage,
             steps=self._steps,
             prompt_tokens=self.scheduler.prompt_tokens,
@@ -154,12 +173,10 @@ class EngineCore:
         self._failed_steps += 1
         if self._failed_steps >= FAILED_STEPS_UNTIL_DEAD:
             return self.die(reason)
-        return self._end_with_error(list(self.scheduler.running) if len(plan.copies) else requests, reason)
-
-    def _end_with_error(self, requests: list[Request], reason: str) -> list[EngineOutput]:
-        for request in requests:
+        lost = list(self.scheduler.running) if len(plan.copies) else requests
+        for request in lost:
             request.finish_reason, request.error = "error", reason
-        return self._finish(requests)
+        return self._finish(lost)
 
     def _finish(self, requests: list[Request]) -> list[EngineOutput]:
         """Forget requests that end without a token, and tell so."""

@@ -41,10 +41,14 @@ class Scheduler:
     def idle(self) -> bool:
         return not (self.running or self.waiting)
 
-    def check_room(self) -> None:
-        """Raise `QueueFullError` when no further request may wait."""
-        if len(self.waiting) >= self.max_queue:
-            raise QueueFullError(f"the queue is full: {len(self.waiting)} requests are waiting", hint="try again later")
+    def check_room(self, submitted: int = 0) -> None:
+        """Raise `QueueFullError` when no further request may come, `submitted` ones being on their way.
+
+        At most `max_queue` wait, beside those for which a row is free.
+        """
+        queued = len(self.waiting) + submitted
+        if queued >= self.max_queue + len(self._free_rows):
+            raise QueueFullError(f"the queue is full: {queued} requests are waiting", hint="try again later")
 
     def check_fits(self, request: Request) -> None:
         """Raise `RequestError` when a request could not run even alone."""
