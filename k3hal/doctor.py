@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 
 from k3hal import __version__
+from k3hal.checkpoints import cache_dir
 
 SCHEMA = "k3hal.doctor/1"
 
@@ -38,12 +39,6 @@ def examine() -> dict[str, Any]:
         "devices": _devices(),
         "cache": _cache(),
     }
-
-
-def cache_dir() -> Path:
-    """Where built checkpoints and other regenerable files live."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "k3hal"
 
 
 def _machine() -> dict[str, Any]:

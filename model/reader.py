@@ -5,28 +5,19 @@ from __future__ import annotations
 import mmap
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
 
 import torch
 
 from k3hal.dispatch.errors import CheckpointError, K3HALError
 from k3hal.model.checkpoint import Checkpoint
+from k3hal.model.parallel import Shard
 from k3hal.model.safetensors_io import StoredTensor
 
 _DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "U8": torch.uint8}
 
 _BLOCK_BYTES = 4 << 20
 """Stored bytes copied between two releases of the files' pages; bounds what loading adds to resident memory."""
-
-
-class Shard(NamedTuple):
-    """Part `rank` of `world` equal parts of a tensor along dimension `dim`."""
-
-    dim: int
-    rank: int
-    world: int
 
 
 class WeightReader:

@@ -57,6 +57,11 @@ def verify(path: str | Path, progress: Callable[[int], None] | None = None) -> V
     return Verification(tuple(problems), len(checkpoint.tensors), total, listed)
 
 
+def stored_bytes(path: str | Path) -> int:
+    """Tensor bytes that `verify` will read. Raises as `inspect` does."""
+    return sum(tensor.nbytes for tensor in inspect(path)[0].tensors.values())
+
+
 def _vision_problems(checkpoint: Checkpoint) -> list[str]:
     problems = []
     for spec in vision_tensors(checkpoint.config):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,11 @@ def delta_step(
     u = beta.unsqueeze(-1) * (v.float() - (decayed * k.unsqueeze(-2)).sum(-1))
     new = decayed + u.unsqueeze(-1) * k.unsqueeze(-2)
     return new, u, (new * q.unsqueeze(-2)).sum(-1)
+
+
+def in_fp32(recurrence: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """kda_chunk or kda_recurrent with q, k, v widened, so that its output is not rounded."""
+    return lambda q, k, v, *rest: recurrence(q.float(), k.float(), v.float(), *rest)
 
 
 def split_qkv(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,6 +13,7 @@ from k3hal.dispatch.ops._kda import (
     DECODE_CASES,
     KdaCase,
     cache_inputs,
+    in_fp32,
     kda_samples,
     projection_inputs,
     split_qkv,
@@ -51,16 +52,22 @@ def kda_decode(
     Rows of slot 0 are zero in the result, whatever they hold, and slot 0 stays as it was. Returns a new tensor
     [N, H V] in the activation dtype.
     """
-    parts = {fn.__name__: fn for fn in (causal_conv1d, kda_gate, kda_recurrent, gated_rms_norm)}
-    return _lower(parts)(
+    return _compose(causal_conv1d, kda_gate, in_fp32(kda_recurrent), gated_rms_norm)(
         qkv, raw_gate, beta_logits, out_gate, conv_weight, A_log, dt_bias, norm_weight,
         conv_state, state, slots, lower_bound, eps,
     )  # fmt: skip
 
 
 def _lower(parts: Mapping[str, Callable[..., Any]]) -> Callable[..., Tensor]:
-    conv, gate, recurrent, norm = (parts[name] for name in OPERATOR.lowers_to)
+    return _compose(*(parts[name] for name in OPERATOR.lowers_to))
 
+
+def _compose(
+    conv: Callable[..., Tensor],
+    gate: Callable[..., tuple[Tensor, Tensor]],
+    recurrent: Callable[..., Tensor],
+    norm: Callable[..., Tensor],
+) -> Callable[..., Tensor]:
     def composed(
         qkv: Tensor,
         raw_gate: Tensor,
@@ -80,7 +87,7 @@ def _lower(parts: Mapping[str, Callable[..., Any]]) -> Callable[..., Tensor]:
         valid = torch.ones_like(slots, dtype=torch.bool)
         q, k, v = split_qkv(conv(qkv, conv_weight, conv_state, slots, one_each, valid), A_log.shape[0])
         g, beta = gate(raw_gate, beta_logits, A_log, dt_bias, lower_bound)
-        out = norm(recurrent(q, k, v, g, beta, state, slots), out_gate, norm_weight, eps).flatten(1)
+        out = norm(recurrent(q, k, v, g, beta, state, slots), out_gate, norm_weight, eps).flatten(1).to(qkv.dtype)
         return torch.where((slots != 0).unsqueeze(-1), out, torch.zeros_like(out))
 
     return composed

@@ -13,6 +13,7 @@ from k3hal.dispatch.ops._kda import (
     PREFILL_CASES,
     KdaCase,
     cache_inputs,
+    in_fp32,
     kda_samples,
     live_rows,
     projection_inputs,
@@ -56,16 +57,22 @@ def kda_prefill(
     cu_seqlens[-1] on) are zero in the result, whatever they hold; slot 0 and the slots of empty sequences stay as they
     were. Returns a new tensor [T, H V] in the activation dtype.
     """
-    parts = {fn.__name__: fn for fn in (causal_conv1d, kda_gate, kda_chunk, gated_rms_norm)}
-    return _lower(parts)(
+    return _compose(causal_conv1d, kda_gate, in_fp32(kda_chunk), gated_rms_norm)(
         qkv, raw_gate, beta_logits, out_gate, conv_weight, A_log, dt_bias, norm_weight,
         conv_state, state, slots, cu_seqlens, has_state, lower_bound, eps,
     )  # fmt: skip
 
 
 def _lower(parts: Mapping[str, Callable[..., Any]]) -> Callable[..., Tensor]:
-    conv, gate, chunk, norm = (parts[name] for name in OPERATOR.lowers_to)
+    return _compose(*(parts[name] for name in OPERATOR.lowers_to))
 
+
+def _compose(
+    conv: Callable[..., Tensor],
+    gate: Callable[..., tuple[Tensor, Tensor]],
+    chunk: Callable[..., Tensor],
+    norm: Callable[..., Tensor],
+) -> Callable[..., Tensor]:
     def composed(
         qkv: Tensor,
         raw_gate: Tensor,
@@ -86,7 +93,11 @@ def _lower(parts: Mapping[str, Callable[..., Any]]) -> Callable[..., Tensor]:
         mixed = conv(qkv, conv_weight, conv_state, slots, cu_seqlens, has_state)
         q, k, v = split_qkv(mixed, A_log.shape[0])
         g, beta = gate(raw_gate, beta_logits, A_log, dt_bias, lower_bound)
-        out = norm(chunk(q, k, v, g, beta, state, slots, cu_seqlens, has_state), out_gate, norm_weight, eps).flatten(1)
+        out = (
+            norm(chunk(q, k, v, g, beta, state, slots, cu_seqlens, has_state), out_gate, norm_weight, eps)
+            .flatten(1)
+            .to(qkv.dtype)
+        )
         live = live_rows(cu_seqlens, slots, out.shape[0]).unsqueeze(-1)
         return torch.where(live, out, torch.zeros_like(out))
 

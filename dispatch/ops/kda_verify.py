@@ -56,18 +56,19 @@ def kda_verify(
     mixed = causal_conv1d(qkv, conv_weight, scratch, slots, bounds, torch.ones(count, dtype=torch.bool))
     q, k, v = split_qkv(mixed, heads)
     g, beta = kda_gate(raw_gate, beta_logits, A_log, dt_bias, lower_bound)
-    read, u = torch.zeros_like(v), torch.zeros(v.shape)
+    read, u = torch.zeros(v.shape), torch.zeros(v.shape)
     for n, slot in enumerate(slots.tolist()):
         if slot == 0:
             continue
         current = state[slot]
         for t in range(n * width, (n + 1) * width):
-            current, u[t], row = delta_step(current, q[t], k[t], v[t], g[t], beta[t])
-            read[t] = row.to(read.dtype)
-    out = gated_rms_norm(read, out_gate, norm_weight, eps).flatten(1)
+            current, u[t], read[t] = delta_step(current, q[t], k[t], v[t], g[t], beta[t])
+    out = gated_rms_norm(read, out_gate, norm_weight, eps).flatten(1).to(qkv.dtype)
     live = (slots != 0).repeat_interleave(width).unsqueeze(-1)
-    records = (tensor.unflatten(0, (count, width)) for tensor in (u, k.contiguous(), raw_gate, qkv))
-    return torch.where(live, out, torch.zeros_like(out)), *records
+    out = torch.where(live, out, torch.zeros_like(out))
+    each = (count, width)
+    records = u.unflatten(0, each), k.contiguous().unflatten(0, each)
+    return out, *records, raw_gate.unflatten(0, each), qkv.unflatten(0, each)
 
 
 def _cost(qkv: Tensor, raw_gate: Tensor, state: Tensor, slots: Tensor, **_: Any) -> Cost:
