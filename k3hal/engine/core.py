@@ -12,7 +12,7 @@ from k3hal.engine.request import Request
 from k3hal.engine.sampling import GenerationDefaults
 from k3hal.engine.scheduler import Scheduler
 from k3hal.engine.step_plan import StepPlan, StepResult
-from k3hal.errors import K3HALError, RequestError
+from k3hal.errors import EngineDeadError, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -29,12 +29,6 @@ class Runner(Protocol):
 class _Closed:
     def execute(self, plan: StepPlan) -> StepResult:
         raise RuntimeError("the engine is closed")
-
-
-class EngineDeadError(K3HALError):
-    """The engine failed for good; the process must be restarted."""
-
-    code = "engine_dead"
 
 
 class EngineCore:

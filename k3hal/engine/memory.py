@@ -26,8 +26,8 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         return (
-            f"{self.weights / GB:.2f} GB weights, {self.workspace / GB:.2f} GB workspace, {self.cache / GB:.2f} GB cache "
-            f"of a budget of {self.budget / GB:.2f} GB; {self.max_model_len} tokens per sequence"
+            f"{self.weights / GB:.2f} GB weights, {self.workspace / GB:.2f} GB workspace and "
+            f"{self.cache / GB:.2f} GB cache of {self.budget / GB:.2f} GB; {self.max_model_len} tokens per sequence"
         )
 
 

@@ -66,13 +66,13 @@ class EngineOptions:
             raise UsageError(f"memory_budget is {budget!r}", hint="it is a positive number of GB")
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.num_seqs:
             raise UsageError(
-                f"max_num_batched_tokens is {self.max_num_batched_tokens}, below the {self.num_seqs} sequences of a step",
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, below max_num_seqs {self.max_num_seqs}",
                 hint="raise it or lower max_num_seqs: every running sequence needs one token a step",
             )
 
     @property
     def num_seqs(self) -> int:
-        return self.max_num_seqs or DEFAULT_MAX_NUM_SEQS
+        return self.max_num_seqs or min(DEFAULT_MAX_NUM_SEQS, self.max_num_batched_tokens or DEFAULT_MAX_NUM_SEQS)
 
     @property
     def queue(self) -> int:
