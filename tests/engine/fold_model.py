@@ -45,15 +45,26 @@ def fold(prefix: int, token: int) -> int:
 
 def fold_logits(prefix: int) -> np.ndarray:
     """fp32 [VOCAB] in [0, 6): the same for the same prefix, unrelated for others."""
-    return np.array([fold(prefix, 1000 + j) % 6007 for j in range(VOCAB)], np.float32) / np.float32(1001)
+    x = np.uint64(prefix * 0x100000001B3 & _MASK) ^ np.arange(1, VOCAB + 1, dtype=np.uint64) * np.uint64(
+        0x9E3779B97F4A7C15
+    )
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> np.uint64(27)
+    return (x % np.uint64(6007)).astype(np.float32) / np.float32(1001)
 
 
-def _pack(value: int) -> list[float]:
-    return [float(value >> shift & 0xFFFF) for shift in (0, 16, 32, 48)]
+_SHIFTS = np.array([0, 16, 32, 48], np.uint64)
 
 
-def _unpack(cell: Sequence[float]) -> int:
-    return sum(int(part) << shift for part, shift in zip(cell, (0, 16, 32, 48), strict=True))
+def _pack(value: int) -> np.ndarray:
+    """A hash as four exact floats."""
+    return (np.uint64(value) >> _SHIFTS & np.uint64(0xFFFF)).astype(np.float32)
+
+
+def _unpack(cells: np.ndarray) -> list[int]:
+    """The hashes in cells [N, 4]; anything that is no packed hash (NaN, say) gives some other number."""
+    parts = np.nan_to_num(cells, nan=1.0, posinf=1.0, neginf=1.0).astype(np.int64).astype(np.uint64)
+    return np.bitwise_or.reduce(parts << _SHIFTS, axis=-1).tolist()
 
 
 class CellError(AssertionError):
@@ -73,49 +84,72 @@ class FoldModel:
         if self.fail_next:
             self.fail_next -= 1
             raise RuntimeError("simulated kernel failure")
+        cells = _Cells(cache)
         tokens, kv_rows = batch.token_ids.tolist(), batch.kv_rows.tolist()
-        hidden: list[list[float]] = []
+        hidden: list[np.ndarray] = []
         for slot, pages, context, begin, end in _spans(batch):
             assert slot > 0, "a sequence in the null slot"
-            prefix = self._read(cache, slot, pages, context) if context else 0
-            history = [-1.0] * 3 if not context else cache.conv[0][slot, :, 0].tolist()
+            prefix = self._read(cells, slot, pages, context) if context else 0
+            history = cells.conv[0][slot, :, 0].tolist() if context else [-1.0] * 3
             for t in range(begin, end):
                 self.parents[fold(prefix, tokens[t])] = prefix, tokens[t]
                 prefix = fold(prefix, tokens[t])
-                _write_kv(cache, kv_rows[t], prefix)
+                cells.write_kv(kv_rows[t], prefix)
                 history = [*history[1:], float(tokens[t])]
                 hidden.append(_pack(prefix))
-            _write_state(cache, slot, prefix, history)
-        return torch.tensor(hidden)
+            cells.write_state(slot, prefix, history)
+        return torch.from_numpy(np.stack(hidden))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        prefixes = [_unpack(row) for row in hidden.tolist()]
+        prefixes = _unpack(hidden.numpy())
         logits = np.stack([fold_logits(p) for p in prefixes])
         for i, prefix in enumerate(prefixes):
             if self.parents[prefix][1] in self.poison:
                 logits[i, 3] = np.nan
         return torch.from_numpy(logits)
 
-    def _read(self, cache: CacheViews, slot: int, pages: list[int], context: int) -> int:
+    def _read(self, cells: _Cells, slot: int, pages: list[int], context: int) -> int:
         """Check every cell of a sequence and return its prefix' hash."""
-        page_tokens = cache.kv[0].shape[1]
-        prefix = 0
-        tail: list[int] = []
+        prefix, tail = 0, []
+        first, second = (cells.read_kv(layer, pages, context) for layer in (0, 1))
         for t in range(context):
-            page, offset = pages[t // page_tokens], t % page_tokens
-            cells = {_unpack(kv[page, offset].tolist()) ^ mask for kv, mask in zip(cache.kv, _LAYERS, strict=True)}
-            cell = cells.pop()
-            if cells or self.parents.get(cell, (None,))[0] != prefix:
-                raise CellError(f"KV of token {t} in page {page} does not continue its prefix")
+            cell = first[t] ^ _LAYERS[0]
+            if cell != second[t] ^ _LAYERS[1] or self.parents.get(cell, (None,))[0] != prefix:
+                raise CellError(f"KV of token {t} does not continue its prefix (pages {pages})")
             prefix = cell
             tail = [*tail[-2:], self.parents[cell][1]]
-        for state, conv, mask in zip(cache.state, cache.conv, _LAYERS, strict=True):
-            if state[slot].reshape(-1, 4).tolist() != [_pack(prefix ^ mask)] * 9:
+        for state, conv, mask in zip(cells.state, cells.conv, _LAYERS, strict=True):
+            if (state[slot].reshape(-1, 4) != _pack(prefix ^ mask)).any():
                 raise CellError(f"slot {slot} does not hold the state after {context} tokens")
-            if not torch.equal(conv[slot, -len(tail) :, :], torch.tensor(tail).float()[:, None].expand(-1, 18)):
+            if (conv[slot, -len(tail) :] != np.array(tail, np.float32)[:, None]).any():
                 raise CellError(f"slot {slot} does not hold the last inputs before token {context}")
         self.cells_checked += context + 1
         return prefix
+
+
+class _Cells:
+    """The arena's views as arrays over the same memory."""
+
+    def __init__(self, cache: CacheViews) -> None:
+        self.kv = [view.numpy() for view in cache.kv]
+        self.state = [view.numpy() for view in cache.state]
+        self.conv = [view.numpy() for view in cache.conv]
+        self.page_tokens = cache.kv[0].shape[1]
+
+    def read_kv(self, layer: int, pages: list[int], count: int) -> list[int]:
+        index = np.arange(count)
+        return _unpack(self.kv[layer][np.array(pages)[index // self.page_tokens], index % self.page_tokens])
+
+    def write_kv(self, row: int, prefix: int) -> None:
+        page, offset = divmod(row, self.page_tokens)
+        assert page >= 3, "a write into the null run"
+        for kv, mask in zip(self.kv, _LAYERS, strict=True):
+            kv[page, offset] = _pack(prefix ^ mask)
+
+    def write_state(self, slot: int, prefix: int, history: list[float]) -> None:
+        for state, conv, mask in zip(self.state, self.conv, _LAYERS, strict=True):
+            state[slot] = np.tile(_pack(prefix ^ mask), 9).reshape(1, 6, 6)
+            conv[slot] = np.array(history, np.float32)[:, None]
 
 
 def _spans(batch: StepBatch) -> list[tuple[int, list[int], int, int, int]]:
@@ -133,16 +167,3 @@ def _spans(batch: StepBatch) -> list[tuple[int, list[int], int, int, int]]:
             spans.append((int(prefill.slots[i]), prefill.page_table[i].tolist(), context, ends[i], ends[i + 1]))
     assert spans[-1][4] == batch.token_ids.shape[0], "rows that belong to no sequence"
     return spans
-
-
-def _write_kv(cache: CacheViews, row: int, prefix: int) -> None:
-    page, offset = divmod(row, cache.kv[0].shape[1])
-    assert page >= 3, "a write into the null run"
-    for kv, mask in zip(cache.kv, _LAYERS, strict=True):
-        kv[page, offset] = torch.tensor(_pack(prefix ^ mask))
-
-
-def _write_state(cache: CacheViews, slot: int, prefix: int, history: list[float]) -> None:
-    for state, conv, mask in zip(cache.state, cache.conv, _LAYERS, strict=True):
-        state[slot] = torch.tensor(_pack(prefix ^ mask) * 9).view(1, 6, 6)
-        conv[slot] = torch.tensor(history)[:, None].expand(-1, 18)

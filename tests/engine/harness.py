@@ -8,6 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from k3hal.dispatch.ops.copy_pages import copy_pages
+from k3hal.dispatch.ops.sample import sample
+from k3hal.dispatch.ops.step_metadata import step_metadata
 from k3hal.engine.cache.arena import CacheArena
 from k3hal.engine.cache.paged import PagedCache
 from k3hal.engine.core import EngineCore
@@ -21,38 +24,6 @@ from .fold_model import VOCAB, FoldModel, fold, fold_layout, fold_logits
 
 CPU = torch.device("cpu")
 EOS = 1
-
-
-def simple_step_metadata(
-    context_lens: Tensor, new_lens: Tensor, page_table: Tensor, page_tokens: int, num_tokens: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`step_metadata` token by token."""
-    positions, rows = [], []
-    for context, new, pages in zip(context_lens.tolist(), new_lens.tolist(), page_table.tolist(), strict=True):
-        for t in range(context, context + new):
-            positions.append(t)
-            rows.append(pages[t // page_tokens] * page_tokens + t % page_tokens)
-    assert len(rows) == num_tokens
-    ends = torch.cat((torch.zeros(1), new_lens.cumsum(0))).to(torch.int32)
-    return torch.tensor(positions), torch.tensor(rows), ends, context_lens + new_lens
-
-
-def simple_sample(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
-) -> Tensor:
-    """`sample` row by row."""
-    tokens = []
-    rows = zip(logits.double(), temperature, top_k, top_p, min_p, uniform, strict=True)
-    for row, t, k, p, m, u in rows:
-        probs, order = torch.sort((row / t.double()).softmax(-1), descending=True, stable=True)
-        if k:
-            probs[int(k) :] = 0
-        probs /= probs.sum()
-        probs[(probs.cumsum(0) - probs) >= p.double()] = 0
-        probs[probs < m.double() * probs[0]] = 0
-        cdf = probs.cumsum(0) / probs.sum()
-        tokens.append(order[int((cdf <= u).sum().clamp(max=int((probs > 0).sum()) - 1))])
-    return torch.stack(tokens)
 
 
 @dataclass
@@ -81,15 +52,15 @@ class Harness:
             max_queue=self.max_queue,
         )
         self.model = FoldModel()
-        sampler = Sampler(VOCAB, self.max_num_seqs, CPU, simple_sample)
-        self.runner = ModelRunner(self.model, self.arena, sampler, simple_step_metadata, self.copy_pages)
+        sampler = Sampler(VOCAB, self.max_num_seqs, CPU, sample)
+        self.runner = ModelRunner(self.model, self.arena, sampler, step_metadata, self.copy_pages)
         info = EngineInfo(self.max_model_len, VOCAB, (EOS,), self.max_num_seqs, self.max_num_batched_tokens, "cpu")
         self.core = EngineCore(self.scheduler, self.runner, info)
 
     def copy_pages(self, arena: Tensor, src: Tensor, dst: Tensor) -> None:
         self.pages_copied += src.numel()
         if not self.skip_copies:
-            arena[dst] = arena[src].clone()
+            copy_pages(arena, src, dst)
 
     def add(self, name: str, prompt: list[int], params: SamplingParams, priority: int = 0) -> None:
         self.core.add(EngineRequest(name, prompt, params, priority))

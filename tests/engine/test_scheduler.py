@@ -56,9 +56,9 @@ def test_equal_priorities_start_in_order_of_arrival_and_lower_numbers_first() ->
     for name, priority in (("a", 0), ("b", 0), ("late", 1), ("c", 0), ("urgent", -1)):
         harness.add(name, [2, 3], GREEDY, priority)
     harness.run()
-    first = {name: outputs[-1].timing for name, outputs in harness.outputs.items()}
-    order = sorted(first, key=lambda name: first[name].scheduled if first[name] else 0.0)
-    assert order == ["urgent", "a", "b", "c", "late"]
+    timings = {name: outputs[-1].timing for name, outputs in harness.outputs.items()}
+    started = {name: timing.scheduled for name, timing in timings.items() if timing is not None}
+    assert sorted(started, key=started.__getitem__) == ["urgent", "a", "b", "c", "late"]
 
 
 def test_nobody_of_equal_priority_starves_under_steady_arrivals() -> None:
