@@ -13,15 +13,14 @@ OPS_VARIABLE, OPS_FLAG = "K3HAL_OPS", "--ops"
 FALLBACKS: tuple[FallbackPolicy, ...] = ("strict", "warn")
 
 
-def build_selector(
-    ops: str | None = None, fallback: FallbackPolicy = "strict", registry: Registry | None = None
-) -> Selector:
+def build_selector(ops: str | None = None, fallback: str = "strict", registry: Registry | None = None) -> Selector:
     """The selector of all registered providers, with the overrides of K3HAL_OPS and, over them, of `ops`.
 
     Raises `UsageError` as `parse_overrides` does, and for an unknown policy.
     """
-    if fallback not in FALLBACKS:
+    policy = next((known for known in FALLBACKS if known == fallback), None)
+    if policy is None:
         raise UsageError(f"unknown fallback policy {fallback!r}", hint=f"it is {' or '.join(FALLBACKS)}")
     registry = registry or default_registry()
     environment = parse_overrides(os.environ.get(OPS_VARIABLE, ""), OPS_VARIABLE, registry)
-    return Selector(registry, (*environment, *parse_overrides(ops or "", OPS_FLAG, registry)), fallback)
+    return Selector(registry, (*environment, *parse_overrides(ops or "", OPS_FLAG, registry)), policy)

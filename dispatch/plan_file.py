@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Any, NoReturn
 
-from k3hal.dispatch.call import DimValue, Phase
+from k3hal.dispatch.call import PHASES, DimValue, Phase
 from k3hal.dispatch.errors import PlanError
 from k3hal.dispatch.plan import DispatchPlan, PlanEntry
 from k3hal.dispatch.registry import operator_names
@@ -183,10 +183,14 @@ class _Reader:
 
     def entry(self, data: Any) -> SavedEntry:
         data = self.object(data)
-        op, phase = self.operator(self.text(data, "op")), self.text(data, "phase")
-        if phase not in get_args(Phase):
-            self.fail(f"phase is {phase!r}", hint=f"one of {', '.join(get_args(Phase))}")
+        op, phase = self.operator(self.text(data, "op")), self.phase(self.text(data, "phase"))
         return SavedEntry(op, self.layers(data.get("layers")), phase, self.choice(data), self.dims(data.get("dims")))
+
+    def phase(self, word: str) -> Phase:
+        for phase in PHASES:
+            if phase == word:
+                return phase
+        return self.fail(f"phase is {word!r}", hint=f"one of {', '.join(PHASES)}")
 
     def choice(self, data: Mapping[str, Any]) -> Choice:
         provider, parts = self.text(data, "provider"), data.get("parts", {})
@@ -194,10 +198,11 @@ class _Reader:
             self.fail("'parts' is not an object")
         if bool(parts) != (provider == "composed"):
             self.fail(f"provider is {provider!r} with {len(parts)} parts", hint="composed, and nothing else, has parts")
-        return Choice(
-            provider,
-            {self.operator(op): self.at(f"part {op}").choice(self.object(part)) for op, part in parts.items()},
-        )
+        made_of = {self.operator(op): self.at(f"part {op}").part(part) for op, part in parts.items()}
+        return Choice(provider, made_of)
+
+    def part(self, data: Any) -> Choice:
+        return self.choice(self.object(data))
 
     def layers(self, value: Any) -> tuple[int, ...]:
         if not isinstance(value, list) or any(type(layer) is not int or layer < 0 for layer in value):

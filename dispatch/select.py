@@ -16,6 +16,8 @@ from k3hal.dispatch.registry import BackendError, Registry, get_operator
 
 FallbackPolicy = Literal["strict", "warn"]
 REFERENCE, COMPOSED = "reference", "composed"
+LEFT_OVER = "fallback warn"
+"""The policy line of a reference that nobody asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,11 @@ def own_weights(operator: Operator, parts: Mapping[str, Any], outer: frozenset[s
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """The policy in force: registry, overrides (later wins) and what to do when only a reference is left."""
+    """The policy in force: registry, overrides (later wins) and what to do when only a reference is left.
+
+    An operator without a provider of its own is composed where it can be, unless all its parts would be references:
+    its own reference is then the plainer way to the same values.
+    """
 
     registry: Registry
     overrides: tuple[Override, ...] = ()
@@ -143,11 +149,14 @@ class Selector:
                 policy = f"priority {self.registry.priority(provider)}"
                 return Decision(call, provider.id, policy, tuple(trace), provider)
         if operator.lowering:
-            return self._composed(call, operator, "no coarse provider", trace, weights)
+            built = self._composed(call, operator, "no coarse provider", list(trace), weights)
+            if any(part.policy != LEFT_OVER for part in built.parts.values()):
+                return built
+            trace.append(Consideration(COMPOSED, False, ("every part would run its reference",)))
         trace.append(Consideration(REFERENCE, self.fallback == "warn", ("the definition, not written for speed",)))
         if self.fallback == "strict":
             raise _refuse(call, "only the reference is left and the policy is strict", trace)
-        return Decision(call, REFERENCE, "fallback warn", tuple(trace))
+        return Decision(call, REFERENCE, LEFT_OVER, tuple(trace))
 
     def _overridden(
         self,
