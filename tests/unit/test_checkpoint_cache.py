@@ -53,15 +53,18 @@ def test_processes_may_race(cache: Path) -> None:
 def test_losing_the_race_uses_the_winner(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     """Another process finishes after this one found nothing and before it could put its own in place."""
     generate = write.write_checkpoint
+    winner: list[int] = []
 
     def slow(*args: object, **kwargs: object) -> None:
         monkeypatch.setattr(write, "write_checkpoint", generate)
-        checkpoints.default_checkpoint()
+        winner.append(checkpoints.default_checkpoint().stat().st_ino)
         generate(*args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(write, "write_checkpoint", slow)
-    Checkpoint.open(checkpoints.default_checkpoint())
-    assert len(list(cache.iterdir())) == 1
+    chosen = checkpoints.default_checkpoint()
+    assert [chosen.stat().st_ino] == winner  # someone may be reading it already
+    assert list(cache.iterdir()) == [chosen]
+    Checkpoint.open(chosen)
 
 
 def test_an_unusable_cache_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
