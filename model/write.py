@@ -21,7 +21,7 @@ from k3hal.model.presets import PRESETS, preset_config, shard_limit
 from k3hal.model.safetensors_io import file_order, write_shard
 from k3hal.model.synthetic_vocab import synthetic_vocab_bytes
 
-GENERATOR_VERSION = 1
+GENERATOR_VERSION = 2
 """Grows whenever a preset with the same seed would come out different, so that cached copies are made anew."""
 
 ProgressFn = Callable[[int], None]

@@ -91,10 +91,10 @@ def verify(folder: Folder, as_json: Json = False) -> int:
     Exits with 1 when anything is wrong.
     """
     from k3hal.model.progress import progress_bar
-    from k3hal.model.verify import stored_bytes
+    from k3hal.model.verify import shard_bytes
     from k3hal.model.verify import verify as verify_checkpoint
 
-    with progress_bar("verifying", stored_bytes(folder)) as progress:
+    with progress_bar("verifying", shard_bytes(folder)) as progress:
         result = verify_checkpoint(folder, progress)
     if as_json:
         payload: dict[str, Any] = {
