@@ -79,7 +79,7 @@ _FUNCTIONS = {"toy_shift": _shift, "toy_other": _shift, "toy_twice": _shift, "to
 def backend_module(name: str, *toys: Toy, **manifest: Any) -> ModuleType:
     """A backend module with a manifest and these providers, as one written in a file would be."""
     module = ModuleType(f"toy_backend_{name}")
-    vars(module)["BACKEND"] = Backend(name, **{"vendors": ()} | manifest)
+    vars(module)["BACKEND"] = Backend(name, manifest.pop("vendors", ()), **manifest)
     for index, toy in enumerate(toys):
         vars(module)[f"provider_{index}"] = _declare(toy, module.__name__)
     return module
