@@ -1,0 +1,102 @@
+"""Whether and how much the model thinks, from the several spellings clients use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from k3hal.errors import RequestError
+
+_TYPES = {"enabled": True, "adaptive": True, "disabled": False}
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingDefaults:
+    """What the served model accepts, and what holds when a request says nothing."""
+
+    enabled: bool = True
+    effort: str | None = "max"
+    efforts: tuple[str, ...] = ("low", "high", "max")
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """`effort` None renders no effort note."""
+
+    enabled: bool
+    effort: str | None
+
+
+def read_thinking(body: Mapping[str, Any], defaults: ThinkingDefaults) -> Thinking:
+    """Resolve every spelling: `thinking` and `thinking_effort`, then template arguments, then `reasoning_effort`.
+
+    An explicit `"thinking_effort": null` means no note; an absent one means the default.
+    """
+    template = _mapping(body, "chat_template_kwargs")
+    switch = body.get("thinking")
+    detail: Mapping[str, Any] = switch if isinstance(switch, Mapping) else {}
+    alias = body.get("reasoning_effort")
+    enabled = _first_bool(
+        ("thinking", _switch(detail) if detail else switch),
+        ("chat_template_kwargs.thinking", template.get("thinking")),
+        ("enable_thinking", body.get("enable_thinking")),
+        ("chat_template_kwargs.enable_thinking", template.get("enable_thinking")),
+        ("reasoning_effort", False if alias == "none" else None),
+    )
+    return Thinking(
+        enabled=defaults.enabled if enabled is None else enabled,
+        effort=_effort(body, detail, template, alias, defaults),
+    )
+
+
+def _effort(
+    body: Mapping[str, Any],
+    detail: Mapping[str, Any],
+    template: Mapping[str, Any],
+    alias: Any,
+    defaults: ThinkingDefaults,
+) -> str | None:
+    if detail.get("effort") is not None:
+        return _checked("thinking.effort", detail["effort"], defaults)
+    for name, source in (("thinking_effort", body), ("chat_template_kwargs.thinking_effort", template)):
+        if "thinking_effort" in source:
+            value = source["thinking_effort"]
+            return None if value is None else _checked(name, value, defaults)
+    if alias is not None and alias != "none":
+        return _checked("reasoning_effort", alias, defaults)
+    return defaults.effort
+
+
+def _checked(name: str, value: object, defaults: ThinkingDefaults) -> str:
+    if not isinstance(value, str) or value not in defaults.efforts:
+        raise RequestError(f"{name} must be one of {', '.join(defaults.efforts)}, got {value!r}", param=name)
+    return value
+
+
+def _switch(detail: Mapping[str, Any]) -> bool | None:
+    kind = detail.get("type")
+    if kind is None:
+        return None
+    if not isinstance(kind, str) or kind not in _TYPES:
+        raise RequestError(f"thinking.type must be one of {', '.join(_TYPES)}, got {kind!r}", param="thinking.type")
+    return _TYPES[kind]
+
+
+def _first_bool(*candidates: tuple[str, object]) -> bool | None:
+    for name, value in candidates:
+        if value is None:
+            continue
+        if not isinstance(value, bool):
+            raise RequestError(f"{name} must be true or false, got {value!r}", param=name)
+        return value
+    return None
+
+
+def _mapping(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = body.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise RequestError(f"{name} must be an object, got {value!r}", param=name)
+    return value
