@@ -53,7 +53,7 @@ def _up_projected(q: Tensor, rows: CacheRows, n: int, length: int, w_uk: Tensor,
         entries = rows.read([n], [length], first, last)[0]
         latent = entries[:, :rank].contiguous()
         transposed = torch.empty(heads, q.shape[2], last - first)
-        torch.matmul(w_uk, latent.t(), out=transposed[:, :nope])
+        torch.bmm(w_uk, latent.t()[None].expand(heads, -1, -1), out=transposed[:, :nope])
         transposed[:, nope:] = entries[:, rank:].t()
         return transposed, torch.matmul(latent, w_uv.transpose(1, 2))
 
