@@ -33,4 +33,4 @@ test: check
 	$(VENV)/bin/python -m pytest -m "not nightly and not device" $(PYTEST_ARGS)
 
 nightly: $(STAMP)
-	$(VENV)/bin/python -m pytest -m nightly $(PYTEST_ARGS)
+	ci/nightly $(VENV)/bin

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from k3hal.dispatch.device import DeviceDescription
 from k3hal.dispatch.errors import UsageError
@@ -32,9 +33,8 @@ def described_as(device_name: str) -> DeviceDescription | None:
 
     The longest matching word decides, so that a GB200 is not taken for a B200.
     """
-    found = [
-        (len(word), key) for key in described_ids() for word in _facts(key)["match"] if word.lower() in device_name.lower()
-    ]
+    name = device_name.lower()
+    found = [(len(word), key) for key in described_ids() for word in _facts(key)["match"] if word.lower() in name]
     return _read(max(found)[1]) if found else None
 
 
@@ -55,7 +55,7 @@ def _files() -> dict[str, str]:
 
 
 @cache
-def _facts(key: str) -> dict:
+def _facts(key: str) -> dict[str, Any]:
     return tomllib.loads(_files()[key])
 
 

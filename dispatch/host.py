@@ -15,6 +15,9 @@ _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 _CPUINFO = Path("/proc/cpuinfo")
 _CGROUP = Path("/proc/self/cgroup")
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
+# File of the limit, file of the use, and the use's part that the kernel gives back, in either version's words.
+_V2 = ("memory.max", "memory.current", "inactive_file")
+_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
 def cpu_arch() -> str:
@@ -63,9 +66,9 @@ def _cgroup_limits() -> list[tuple[int, int]]:
     for line in _CGROUP.read_text("utf-8").splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0" and not controllers:
-            base, names = _CGROUP_ROOT, ("memory.max", "memory.current", "inactive_file")
+            base, names = _CGROUP_ROOT, _V2
         elif "memory" in controllers.split(","):
-            base, names = _CGROUP_ROOT / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            base, names = _CGROUP_ROOT / "memory", _V1
         else:
             continue
         folder = base / path.lstrip("/")

@@ -32,6 +32,7 @@ _VISIBLE = {
 _DRIVER_NODES = {"cuda": "/dev/nvidia[0-9]*", "rocm": "/dev/kfd", "npu": "/dev/davinci[0-9]*"}
 # Under WSL every vendor's GPU stands behind this one; it says nothing about whose it is.
 _SHARED_NODE = "/dev/dxg"
+_ADVICE = "check the driver and who may open its device file, or use --device cpu"
 
 
 class ProbeError(K3HALError):
@@ -48,11 +49,11 @@ def devices(kind: str) -> tuple[DeviceDescription, ...]:
         count, describe_one = _PROBES[kind]()
         found = tuple(describe_one(index) for index in range(count))
     except Exception as error:
-        raise ProbeError(f"probing {kind} devices failed: {error!r}", hint="check the driver, or use --device cpu") from error
+        raise ProbeError(f"probing {kind} devices failed: {error!r}", hint=_ADVICE) from error
     if not found and glob(_DRIVER_NODES[kind]) and not _hidden(kind):
         raise ProbeError(
             f"{_DRIVER_NODES[kind]} exists but torch sees no {kind} device",
-            hint="check the driver and the permissions of that file, or use --device cpu",
+            hint=_ADVICE,
         )
     return found
 
@@ -93,9 +94,7 @@ def _nvidia() -> Probe:
         facts = torch.cuda.get_device_properties(index)
         number = facts.major * 10 + facts.minor
         features = {"graphs"} | ({"fp8"} if number >= 89 else set())
-        return _describe(
-            "cuda", index, "nvidia", f"sm_{number}", number, facts, features, {"cuda": torch.version.cuda}
-        )
+        return _describe("cuda", index, "nvidia", f"sm_{number}", number, facts, features, {"cuda": torch.version.cuda})
 
     return torch.cuda.device_count(), one
 
@@ -166,7 +165,7 @@ def _describe(
     features: set[str],
     toolkit: dict[str, str],
 ) -> DeviceDescription:
-    """Probed facts first; rates only from the description of a chip the driver names, features from its architecture."""
+    """Probed facts; the rates are those of the description whose chip the driver names."""
     known = described_as(facts.name)
     if known and known.arch != arch:
         known = None

@@ -104,7 +104,7 @@ def _declared(module: ModuleType) -> Iterator[Provider]:
         for provider in getattr(value, ATTRIBUTE, ()):
             if provider.fn is not value:
                 raise BackendError(
-                    f"{module.__name__}.{getattr(value, '__name__', provider.name)}: @provides must be the outermost decorator",
+                    f"{module.__name__}: @provides of {provider.op} ({provider.name}) must be the outermost decorator",
                     hint="what it decorates is what is called, so a decorator above it would be lost",
                 )
             yield provider

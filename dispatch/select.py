@@ -16,6 +16,8 @@ from k3hal.dispatch.registry import BackendError, Registry, get_operator
 
 FallbackPolicy = Literal["strict", "warn"]
 REFERENCE, COMPOSED = "reference", "composed"
+LEFT_OVER = "fallback warn"
+"""The policy line of a reference that nobody asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +80,20 @@ class Decision:
         return weights
 
 
-def _answer(provider: Provider, call: Call, weights: frozenset[str] | None) -> Consideration:
+def answer(provider: Provider, call: Call, weights: frozenset[str] | None) -> Consideration:
     """A provider's answer. Within a composition, `weights` are the names it can have laid out at load."""
     try:
-        answer = provider.answer(call)
+        said = provider.answer(call)
     except Exception as error:
         raise BackendError(f"provider {provider.id} crashed in supports() for {call.op}: {error!r}") from error
-    if isinstance(answer, No):
-        return Consideration(provider.id, False, answer.reasons)
-    if not isinstance(answer, Yes):
-        raise BackendError(f"provider {provider.id} answered {answer!r} for {call.op}, neither Yes nor No")
+    if isinstance(said, No):
+        return Consideration(provider.id, False, said.reasons)
+    if not isinstance(said, Yes):
+        raise BackendError(f"provider {provider.id} answered {said!r} for {call.op}, neither Yes nor No")
     if weights is not None and provider.prepare and not weights.issuperset(get_operator(call.op).weights):
         why = "lays out weights at load that the composed operator does not pass under the same names to it alone"
         return Consideration(provider.id, False, (why,))
-    return Consideration(provider.id, True, (answer.note,) if answer.note else ())
+    return Consideration(provider.id, True, (said.note,) if said.note else ())
 
 
 def _refuse(call: Call, why: str, trace: list[Consideration], hint: str = "") -> DispatchError:
@@ -100,7 +102,7 @@ def _refuse(call: Call, why: str, trace: list[Consideration], hint: str = "") ->
     return DispatchError(f"{where}: {why}", hint="; ".join(filter(None, (*details, hint))))
 
 
-def _own_weights(operator: Operator, parts: Mapping[str, Any], outer: frozenset[str] | None) -> frozenset[str]:
+def own_weights(operator: Operator, parts: Mapping[str, Any], outer: frozenset[str] | None) -> frozenset[str]:
     """The coarse operator's weight names that exactly one part takes: only these can be laid out for it."""
     taken = Counter(weight for name in parts for weight in get_operator(name).weights)
     mine = frozenset(weight for weight in operator.weights if taken[weight] == 1)
@@ -109,7 +111,11 @@ def _own_weights(operator: Operator, parts: Mapping[str, Any], outer: frozenset[
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """The policy in force: registry, overrides (later wins) and what to do when only a reference is left."""
+    """The policy in force: registry, overrides (later wins) and what to do when only a reference is left.
+
+    An operator without a provider of its own is composed where it can be, unless all its parts would be references:
+    its own reference is then the plainer way to the same values.
+    """
 
     registry: Registry
     overrides: tuple[Override, ...] = ()
@@ -125,7 +131,7 @@ class Selector:
 
     def consider(self, call: Call) -> tuple[Consideration, ...]:
         """What every provider of the operator answers, most preferred first, whatever the policy would choose."""
-        return tuple(_answer(provider, call, None) for provider in self.registry.of(call.op))
+        return tuple(answer(provider, call, None) for provider in self.registry.of(call.op))
 
     def _decide(self, call: Call, weights: frozenset[str] | None) -> Decision:
         operator = get_operator(call.op)
@@ -138,16 +144,19 @@ class Selector:
             if not self.registry.backends[provider.backend].auto:
                 trace.append(Consideration(provider.id, False, ("chosen only by name",)))
                 continue
-            trace.append(_answer(provider, call, weights))
+            trace.append(answer(provider, call, weights))
             if trace[-1].accepted:
                 policy = f"priority {self.registry.priority(provider)}"
                 return Decision(call, provider.id, policy, tuple(trace), provider)
         if operator.lowering:
-            return self._composed(call, operator, "no coarse provider", trace, weights)
+            built = self._composed(call, operator, "no coarse provider", list(trace), weights)
+            if any(part.policy != LEFT_OVER for part in built.parts.values()):
+                return built
+            trace.append(Consideration(COMPOSED, False, ("every part would run its reference",)))
         trace.append(Consideration(REFERENCE, self.fallback == "warn", ("the definition, not written for speed",)))
         if self.fallback == "strict":
             raise _refuse(call, "only the reference is left and the policy is strict", trace)
-        return Decision(call, REFERENCE, "fallback warn", tuple(trace))
+        return Decision(call, REFERENCE, LEFT_OVER, tuple(trace))
 
     def _overridden(
         self,
@@ -163,7 +172,7 @@ class Selector:
         if override.name == COMPOSED and operator.lowering:
             return self._composed(call, operator, policy, [], weights)
         found = override.pick(providers)
-        trace = [_answer(p, call, weights) for p in found]
+        trace = [answer(p, call, weights) for p in found]
         for provider, line in zip(found, trace, strict=True):
             if line.accepted:
                 return Decision(call, provider.id, policy, tuple(trace), provider)
@@ -177,13 +186,14 @@ class Selector:
         self, call: Call, operator: Operator, policy: str, trace: list[Consideration], outer: frozenset[str] | None
     ) -> Decision:
         needed = operator.parts_of(call.dims)
-        own = _own_weights(operator, needed, outer)
+        own = own_weights(operator, needed, outer)
         parts = {}
         for name, dims in needed.items():
             try:
                 parts[name] = self._decide(Call(name, call.device, call.dtype, call.phase, dims), own)
             except DispatchError as error:
-                raise _refuse(call, f"{policy}, and it cannot be composed: {error.message}", trace, error.hint) from error
+                why = f"{policy}, and it cannot be composed: {error.message}"
+                raise _refuse(call, why, trace, error.hint) from error
         made_of = ", ".join(f"{name}={part.provider}" for name, part in parts.items())
         trace.append(Consideration(COMPOSED, True, (made_of,)))
         return Decision(call, COMPOSED, policy, tuple(trace), None, parts)

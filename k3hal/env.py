@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from k3hal.dispatch.registry import nearest
+from k3hal.dispatch.words import nearest
 from k3hal.errors import UsageError
 
 PREFIX = "K3HAL_"

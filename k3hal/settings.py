@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, ValidationError
 
-from k3hal.dispatch.registry import nearest
+from k3hal.dispatch.words import nearest
 from k3hal.errors import ConfigError, K3HALError, UsageError
 
 

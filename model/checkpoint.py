@@ -15,6 +15,9 @@ from k3hal.model.layout import CONFIG, INDEX, SINGLE_SHARD
 from k3hal.model.manifest import VISION_PREFIXES, TensorSpec, accepted_dtypes, expected_tensors
 from k3hal.model.safetensors_io import StoredTensor, read_header
 
+_MISSING_LIMIT = 10_000
+"""Missing tensors that are listed before the rest of the manifest is not looked at."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -71,10 +74,12 @@ def inspect(path: str | Path, *, mla_latent_norm_eps: float = 1e-6) -> tuple[Che
     weight_map, problems = _weight_map(folder)
     tensors, shard_problems = _read_shards(folder, weight_map)
     problems += shard_problems
-    expected = {spec.name: spec for spec in expected_tensors(config)}
-    specs = {name: spec for name, spec in expected.items() if not spec.is_vision}
-    unreadable = bool(shard_problems)
-    problems += _compare(config, specs, tensors, report_missing=not unreadable)
+    specs, missing = _expected(config, tensors)
+    if not shard_problems:  # an unreadable shard already explains what is missing
+        problems += missing
+    problems += _compare(config, specs, tensors)
+    if len(missing) < _MISSING_LIMIT:
+        problems += _unknown(specs, tensors)
     vision = [name for name in tensors if name.startswith(VISION_PREFIXES)]
     notices = (f"{len(vision)} vision tensors skipped: this build serves text only",) if vision else ()
     return Checkpoint(folder, config, tensors, specs, notices), problems
@@ -156,27 +161,36 @@ def _not_in_shard(shard: str, found: Iterable[StoredTensor], weight_map: Mapping
     ]
 
 
-def _compare(
-    config: ModelConfig, specs: Mapping[str, TensorSpec], tensors: Mapping[str, StoredTensor], *, report_missing: bool
-) -> list[str]:
-    """Problems between what the config promises and what is stored. Vision tensors are not this function's matter.
+def _expected(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> tuple[dict[str, TensorSpec], list[str]]:
+    """The text tensors the config promises, and a problem for each that is not stored.
 
-    With `report_missing` false, absent tensors are not listed: an unreadable shard already explains them.
+    Stops at `_MISSING_LIMIT` problems: a config whose sizes are absurd must not fill the memory with names.
     """
-    problems: list[str] = []
-    for name, spec in specs.items():
-        stored = tensors.get(name)
-        if stored is None:
-            if report_missing:
-                problems.append(f"tensor {name} is missing; expected {spec.dtype} {list(spec.shape)}")
-        else:
-            problems += shape_problems(config, spec, stored)
-    problems += [
+    specs: dict[str, TensorSpec] = {}
+    missing: list[str] = []
+    for spec in expected_tensors(config):
+        if spec.is_vision:
+            continue
+        if spec.name not in tensors:
+            missing.append(f"tensor {spec.name} is missing; expected {spec.dtype} {list(spec.shape)}")
+            if len(missing) == _MISSING_LIMIT:
+                break
+        specs[spec.name] = spec
+    return specs, missing
+
+
+def _compare(config: ModelConfig, specs: Mapping[str, TensorSpec], tensors: Mapping[str, StoredTensor]) -> list[str]:
+    """Problems of stored text tensors that the config promises in another shape or dtype."""
+    stored = ((spec, tensors[name]) for name, spec in specs.items() if name in tensors)
+    return [problem for spec, tensor in stored for problem in shape_problems(config, spec, tensor)]
+
+
+def _unknown(specs: Mapping[str, TensorSpec], tensors: Mapping[str, StoredTensor]) -> list[str]:
+    return [
         f"tensor {name} in {stored.shard} is unknown; the config promises no such tensor"
         for name, stored in tensors.items()
         if name not in specs and not name.startswith(VISION_PREFIXES)
     ]
-    return problems
 
 
 def shape_problems(config: ModelConfig, spec: TensorSpec, stored: StoredTensor) -> list[str]:

@@ -13,6 +13,8 @@ import torch
 
 from k3hal.dispatch.errors import CheckpointError, K3HALError
 from k3hal.model.checkpoint import Checkpoint
+from k3hal.model.manifest import TensorSpec
+from k3hal.model.parallel import Shard
 from k3hal.model.safetensors_io import StoredTensor
 
 _DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "U8": torch.uint8}
@@ -21,12 +23,11 @@ _BLOCK_BYTES = 4 << 20
 """Stored bytes copied between two releases of the files' pages; bounds what loading adds to resident memory."""
 
 
-class Shard(NamedTuple):
-    """Part `rank` of `world` equal parts of a tensor along dimension `dim`."""
+class _MappedFile(NamedTuple):
+    """A shard in the address space: the mapping, and its bytes as a tensor that nobody writes to."""
 
-    dim: int
-    rank: int
-    world: int
+    mapping: mmap.mmap
+    content: torch.Tensor
 
 
 class WeightReader:
@@ -48,7 +49,7 @@ class WeightReader:
         self.device = torch.device(device)
         self.dtype = dtype
         self._progress = progress
-        self._maps: dict[str, mmap.mmap] = {}
+        self._files: dict[str, _MappedFile] = {}
         self._taken: set[str] = set()
         self._unreleased = 0
 
@@ -62,16 +63,16 @@ class WeightReader:
 
     def close(self) -> None:
         """Forget the files. A mapping goes when the last view of it does, so an error in flight is not masked."""
-        self._maps.clear()
+        self._files.clear()
 
     def resident_dtype(self, name: str) -> torch.dtype:
         """The dtype `get` gives tensor `name` when none is asked for."""
-        spec = self.checkpoint.specs[name]
+        spec = self._spec(name)
         return self.dtype if spec.dtype == "BF16" else _DTYPES[spec.dtype]
 
     def shape(self, name: str, shard: Shard | None = None) -> tuple[int, ...]:
         """Shape of tensor `name`, or of its part `shard`."""
-        shape = self.checkpoint.specs[name].shape
+        shape = self._spec(name).shape
         if shard is None:
             return shape
         length = self._span(name, shard)[1]
@@ -97,11 +98,6 @@ class WeightReader:
         target = out if out.shape == part else out.view(part)
         self._copy(target, stored, shard)
 
-    def skip(self, name: str) -> None:
-        """Count tensor `name` as consumed without reading it: it belongs to another rank or stage."""
-        stored = self._take(name)
-        self._report(stored.nbytes)
-
     def finish(self) -> None:
         """Close the files. Raises `K3HALError`, a bug of the model text, when a text tensor was not consumed."""
         self.close()
@@ -109,16 +105,21 @@ class WeightReader:
         if left:
             raise K3HALError(f"{len(left)} tensors were never loaded, the first is {left[0]}")
 
-    def _take(self, name: str) -> StoredTensor:
-        if name not in self.checkpoint.specs:
+    def _spec(self, name: str) -> TensorSpec:
+        spec = self.checkpoint.specs.get(name)
+        if spec is None:
             raise K3HALError(f"the model asks for tensor {name}, which its config does not promise")
+        return spec
+
+    def _take(self, name: str) -> StoredTensor:
+        self._spec(name)
         if name in self._taken:
             raise K3HALError(f"tensor {name} is loaded twice")
         self._taken.add(name)
         return self.checkpoint.tensors[name]
 
     def _span(self, name: str, shard: Shard) -> tuple[int, int]:
-        size = self.checkpoint.specs[name].shape[shard.dim]
+        size = self._spec(name).shape[shard.dim]
         if size % shard.world or not 0 <= shard.rank < shard.world:
             raise CheckpointError(
                 f"tensor {name}: dimension {shard.dim} of size {size} cannot be split for rank {shard.rank} "
@@ -148,29 +149,23 @@ class WeightReader:
     def _block(self, stored: StoredTensor, begin: int, end: int, row_bytes: int) -> torch.Tensor:
         """Rows `begin..end` as a view of the file; a misaligned tensor is copied first."""
         dtype = _DTYPES[stored.dtype]
-        offset, length = stored.offset + begin * row_bytes, (end - begin) * row_bytes
-        mapped = self._map(stored.shard)
-        if offset + length > len(mapped):
+        first = stored.offset + begin * row_bytes
+        last = stored.offset + end * row_bytes
+        content = self._file(stored.shard).content
+        if last > len(content):
             raise CheckpointError(
-                f"shard {stored.shard} shrank to {len(mapped)} bytes since it was opened; "
-                f"expected tensor {stored.name} up to byte {offset + length}"
+                f"shard {stored.shard} shrank to {len(content)} bytes since it was opened; "
+                f"expected tensor {stored.name} up to byte {last}"
             )
-        raw = _view(mapped, offset, length)
-        if offset % dtype.itemsize:
+        raw = content[first:last]
+        if first % dtype.itemsize:
             raw = raw.clone()
         return raw.view(dtype).view(end - begin, *stored.shape[1:])
 
-    def _map(self, shard: str) -> mmap.mmap:
-        mapped = self._maps.get(shard)
-        if mapped is None:
-            path = self.checkpoint.path / shard
-            try:
-                with path.open("rb") as file:
-                    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            except OSError as error:
-                raise CheckpointError(f"cannot map shard {path}: {error.strerror or error}") from error
-            self._maps[shard] = mapped
-        return mapped
+    def _file(self, shard: str) -> _MappedFile:
+        if shard not in self._files:
+            self._files[shard] = _map_file(self.checkpoint.path / shard)
+        return self._files[shard]
 
     def _release(self, nbytes: int) -> None:
         """Give back the files' pages after every block.
@@ -180,8 +175,8 @@ class WeightReader:
         """
         self._unreleased += nbytes
         if self._unreleased >= _BLOCK_BYTES:
-            for mapped in self._maps.values():
-                mapped.madvise(mmap.MADV_DONTNEED)
+            for file in self._files.values():
+                file.mapping.madvise(mmap.MADV_DONTNEED)
             self._unreleased = 0
 
     def _report(self, nbytes: int) -> None:
@@ -189,9 +184,13 @@ class WeightReader:
             self._progress(nbytes)
 
 
-def _view(mapped: mmap.mmap, offset: int, length: int) -> torch.Tensor:
-    """Bytes of the file as a uint8 tensor that nobody writes to."""
+def _map_file(path: Path) -> _MappedFile:
+    try:
+        with path.open("rb") as file:
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:  # ValueError: the file is empty
+        raise CheckpointError(f"cannot map shard {path}: {getattr(error, 'strerror', None) or error}") from error
     with warnings.catch_warnings():
         # torch warns that the buffer is read-only; every use here is a copy out of it.
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
-        return torch.frombuffer(mapped, dtype=torch.uint8, offset=offset, count=length)
+        return _MappedFile(mapping, torch.frombuffer(mapping, dtype=torch.uint8))

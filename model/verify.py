@@ -57,6 +57,11 @@ def verify(path: str | Path, progress: Callable[[int], None] | None = None) -> V
     return Verification(tuple(problems), len(checkpoint.tensors), total, listed)
 
 
+def shard_bytes(path: str | Path) -> int:
+    """About how many bytes `verify` will read: the size of the directory's shards."""
+    return sum(shard.stat().st_size for shard in Path(path).glob("*.safetensors"))
+
+
 def _vision_problems(checkpoint: Checkpoint) -> list[str]:
     problems = []
     for spec in vision_tensors(checkpoint.config):

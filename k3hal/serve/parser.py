@@ -24,30 +24,30 @@ class Reasoning(NamedTuple):
 
 
 class Content(NamedTuple):
-    """Text of the answer, likewise."""
+    """Text of the answer, likewise; empty for a token in the middle of a character."""
 
     text: str
     token: int | None
 
 
 class CallStart(NamedTuple):
-    """A tool call began; `index` counts from 0 in the order of arrival."""
+    """A tool call began; `call` counts from 0 in the order of arrival."""
 
-    index: int
+    call: int
     name: str
 
 
 class CallArguments(NamedTuple):
     """More of a call's `arguments`, JSON text."""
 
-    index: int
+    call: int
     fragment: str
 
 
 class CallEnd(NamedTuple):
     """The call is complete. A call without this event was cut off."""
 
-    index: int
+    call: int
 
 
 Event = Reasoning | Content | CallStart | CallArguments | CallEnd
@@ -154,8 +154,7 @@ class OutputParser:
             if text:
                 self._events.append(Reasoning(text, self._token))
         elif state is _State.RESPONSE:
-            if text:
-                self._content(text)
+            self._content(text)
         elif state is _State.IDLE:
             self._idle(text)
         elif state is _State.ARGUMENT and self._call:
@@ -164,6 +163,7 @@ class OutputParser:
             self._arguments(self._call.raw_text(text))
 
     def _content(self, text: str) -> None:
+        """Also for a token inside a character, whose text is empty: its log-probability is part of the answer's."""
         self._answered = True
         self._events.append(Content(text, self._token))
 
@@ -173,8 +173,7 @@ class OutputParser:
             if not self._answered:
                 self.recoveries["unopened_response"] += 1
             text, self._idle_space = self._idle_space + text, ""
-            if text:
-                self._content(text)
+            self._content(text)
         else:
             self._idle_space += text
 

@@ -22,8 +22,9 @@ class OracleResult:
     """What one forward pass gives.
 
     logits: `[T, vocab]` fp64, row t predicts token t+1.
-    router_gaps: `[layers, T]` fp64, biased score of the last chosen expert minus that of the best one not chosen;
-        infinite in dense layers. A small gap means that a rounding error may choose another expert.
+    router_gaps: `[layers, T]` fp64, lowest biased score of a chosen expert minus the highest of one not chosen;
+        infinite in dense layers. A small gap means that a rounding error may choose another expert. Negative only
+        where `routing` forced another choice than the scores': by how much that choice was wrong.
     """
 
     logits: Tensor
@@ -38,6 +39,7 @@ class _Model:
     root: str
     tensors: Mapping[str, Tensor]
     latent_norm_eps: float
+    routing: Mapping[int, Tensor]
     taps: MutableMapping[str, Tensor] | None
     gaps: dict[int, Tensor] = field(default_factory=dict)
 
@@ -68,19 +70,21 @@ def naive_logits(
     token_ids: list[int],
     *,
     latent_norm_eps: float = 1e-6,
+    routing: Mapping[int, Tensor] | None = None,
     taps: MutableMapping[str, Tensor] | None = None,
 ) -> OracleResult:
     """Run one sequence through the model.
 
     config: the content of config.json, K3 (nested) or Kimi-Linear (flat). tensors: the checkpoint's, by published name.
-    latent_norm_eps: epsilon of q_a_layernorm and kv_a_layernorm. taps: if given, receives `layers.{i}.attn_in`,
-    `.attn_out`, `.mlp_in`, `.mlp_out` and `.prefix` (the residual stream after layer i), each `[T, hidden]`.
+    latent_norm_eps: epsilon of q_a_layernorm and kv_a_layernorm. routing: by layer, expert ids `[T, k]` to take
+    instead of the best k. taps: if given, receives `layers.{i}.attn_in`, `.attn_out`, `.mlp_in`, `.mlp_out` and
+    `.prefix` (the residual stream after layer i), each `[T, hidden]`.
     Raises ValueError for a model outside the formulas, KeyError for a missing tensor or config key.
     """
     nested = "text_config" in config
     text = config["text_config"] if nested else config
     _refuse_unknown_forms(text)
-    model = _Model(text, "language_model." if nested else "", tensors, latent_norm_eps, taps)
+    model = _Model(text, "language_model." if nested else "", tensors, latent_norm_eps, routing or {}, taps)
     x = model.vector("model.embed_tokens.weight")[torch.tensor(token_ids)]
     x = _attn_res_stack(model, x) if text.get("attn_res_block_size") else _plain_stack(model, x)
     logits = model.apply("lm_head", model.norm("model.norm", x))
@@ -234,11 +238,9 @@ def _mlp(model: _Model, name: str, x: Tensor) -> Tensor:
 def _moe(model: _Model, layer: int, name: str, x: Tensor) -> Tensor:
     scores = torch.sigmoid(model.apply(f"{name}.gate", x))
     biased = scores + model.vector(f"{name}.gate.e_score_correction_bias")
-    top_k = model.text["num_experts_per_token"]
-    ranked, order = biased.sort(dim=-1, descending=True)
-    if top_k < ranked.shape[1]:
-        model.gaps[layer] = ranked[:, top_k - 1] - ranked[:, top_k]
-    chosen = order[:, :top_k]
+    best = biased.topk(model.text["num_experts_per_token"]).indices
+    chosen = model.routing.get(layer, best).long()
+    model.gaps[layer] = _router_gap(biased, chosen)
     weights = scores.gather(1, chosen)
     weights = weights / (weights.sum(-1, keepdim=True) + 1e-20) * model.text["routed_scaling_factor"]
     is_latent = bool(model.text.get("routed_expert_hidden_size"))
@@ -257,6 +259,13 @@ def _moe(model: _Model, layer: int, name: str, x: Tensor) -> Tensor:
             routed = model.norm(f"{name}.routed_expert_norm", routed)
         routed = model.apply(f"{name}.routed_expert_up_proj", routed)
     return routed + _mlp(model, f"{name}.shared_experts", x)
+
+
+def _router_gap(biased: Tensor, chosen: Tensor) -> Tensor:
+    """Lowest score of a chosen expert minus the highest of one not chosen, `[T]`."""
+    is_chosen = torch.zeros_like(biased, dtype=torch.bool).scatter(1, chosen, True)
+    lowest = biased.masked_fill(~is_chosen, torch.inf).amin(-1)
+    return lowest - biased.masked_fill(is_chosen, -torch.inf).amax(-1)
 
 
 # ---------------------------------------------------------------- formulas

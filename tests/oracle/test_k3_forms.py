@@ -93,6 +93,20 @@ def test_latent_experts_token_by_token(taps: dict[str, torch.Tensor]) -> None:
         torch.testing.assert_close(taps[f"layers.{layer}.mlp_out"][t], y, rtol=1e-9, atol=1e-10)
 
 
+def test_forced_routing_takes_the_given_experts_and_reports_how_wrong_they_are(taps: dict[str, torch.Tensor]) -> None:
+    layer, moe = 3, f"{LAYERS}.3.block_sparse_moe"
+    scores = torch.sigmoid(taps[f"layers.{layer}.mlp_in"] @ _weight(f"{moe}.gate").T)
+    biased = scores + TENSORS[f"{moe}.gate.e_score_correction_bias"].double()
+    order = biased.argsort(-1, descending=True)
+    free = naive_logits(CONFIG, TENSORS, IDS)
+    same = naive_logits(CONFIG, TENSORS, IDS, routing={layer: order[:, [2, 0, 1]].int()})
+    torch.testing.assert_close(same.logits, free.logits, rtol=1e-11, atol=1e-11)
+    assert torch.equal(same.router_gaps[layer], free.router_gaps[layer])
+    swapped = naive_logits(CONFIG, TENSORS, IDS, routing={layer: order[:, [0, 1, 3]]})
+    assert (swapped.logits - free.logits).abs().max() > 1e-2
+    assert torch.equal(swapped.router_gaps[layer], -free.router_gaps[layer])
+
+
 def test_gated_latent_attention_in_absorbed_form(taps: dict[str, torch.Tensor]) -> None:
     layer, mla = 4, f"{LAYERS}.4.self_attn"
     heads, nope, rope, width = 2, 32, 16, 32

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from k3hal.model.synthetic_vocab import synthetic_ranks
+from k3hal.serve.chat_prompt import Channel
 from k3hal.serve.parser import CallArguments, CallEnd, CallStart, Content, OutputParser, Reasoning
 from k3hal.serve.xtml import Segment, close_tag, element, encode, open_tag
 from k3hal.tokenizer import CLOSE, END_OF_MSG, EOS, OPEN, SEP, Tokenizer
@@ -36,17 +37,17 @@ def summary(events):
                 reasoning += text
             case Content(text=text):
                 content += text
-            case CallStart(index=index, name=name):
+            case CallStart(call=index, name=name):
                 assert index == len(calls)
                 calls.append([name, "", False])
-            case CallArguments(index=index, fragment=fragment):
+            case CallArguments(call=index, fragment=fragment):
                 calls[index][1] += fragment
-            case CallEnd(index=index):
+            case CallEnd(call=index):
                 calls[index][2] = True
     return reasoning, content, calls
 
 
-def parse(ids, channel="reasoning", sizes=None):
+def parse(ids, channel: Channel = "reasoning", sizes=None):
     parser = OutputParser(TOKENIZER, channel)
     events, at = [], 0
     for size in [*(sizes or []), len(ids)]:
@@ -147,7 +148,7 @@ def test_reasoning_tokens_are_the_text_tokens_of_the_channel():
 def test_events_name_the_token_they_come_from():
     parser = OutputParser(TOKENIZER, "content")
     ids = TOKENIZER.encode_ordinary("aé")
-    assert parser.feed(ids) == [Content("a", 0), Content("é", 2)]
+    assert parser.feed(ids) == [Content("a", 0), Content("", 1), Content("é", 2)]
 
 
 TEXT = st.text(alphabet='ab<|"\\\n é{}1', max_size=12)

@@ -122,10 +122,11 @@ def test_json_after_a_double_dash_is_no_flag(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == ""
 
 
-def test_no_verb_shows_the_help_and_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 4
+@pytest.mark.parametrize(("args", "usage"), [([], "Usage: k3hal "), (["model"], "Usage: k3hal model ")])
+def test_a_group_without_a_verb_shows_its_help(args: list[str], usage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(args) == 4
     out, err = capsys.readouterr()
-    assert out == "" and err.startswith("Usage: k3hal ")
+    assert out == "" and err.startswith(usage)
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +11,8 @@ import torch
 
 from k3hal import doctor as facts
 from k3hal.cli import main
+from k3hal.dispatch import probe_vendors
+from k3hal.dispatch.registry import operator_names
 
 
 def test_json_report(capsys: pytest.CaptureFixture[str]) -> None:
@@ -19,16 +20,29 @@ def test_json_report(capsys: pytest.CaptureFixture[str]) -> None:
     report = json.loads(capsys.readouterr().out)
     assert report["schema"] == "k3hal.doctor/1"
     assert report["torch"]["version"] == torch.__version__
-    assert report["devices"][0]["device"] == "cpu"
+    assert report["devices"][-1]["device"] == "cpu"
     assert 0 < report["machine"]["memory_available"] <= report["machine"]["memory_total"]
     assert report["machine"]["threads"] >= 1
-    assert report["missing"] == []
+    assert report["problems"] == []
+    plan = report["would_run"]
+    assert plan["device"] == report["devices"][0]["device"]
+    assert set(plan["operators"]) <= set(operator_names())
+    assert "rms_norm" in plan["operators"]
 
 
 def test_text_report_shows_each_section(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     labels = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
-    assert {"k3hal", "cpu", "memory", "python", "torch", "device", "cache", "packages"} == labels - {"system", "isa"}
+    wanted = {"k3hal", "system", "cpu", "isa", "memory", "python", "torch", "device", "cache", "packages", "runs"}
+    assert labels == wanted
+
+
+def test_what_would_run_follows_the_overrides(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("K3HAL_OPS", "rms_norm=reference")
+    assert main(["doctor", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["would_run"]["operators"]["rms_norm"] == "reference"
 
 
 def test_a_torch_that_does_not_import_is_reported(
@@ -43,33 +57,29 @@ def test_a_torch_that_does_not_import_is_reported(
 
     monkeypatch.setattr(builtins, "__import__", broken)
     assert main(["doctor"]) == 1
-    assert "import torch failed: libgomp.so.1" in capsys.readouterr().out
+    assert "problem   import torch failed: libgomp.so.1" in capsys.readouterr().out
 
 
-def test_a_missing_package_fails_the_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_driver_that_does_not_answer_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def silent(kind: str) -> Any:
+        raise probe_vendors.ProbeError(f"probing {kind} devices failed")
+
+    monkeypatch.setattr(probe_vendors, "devices", silent)
+    assert main(["doctor"]) == 1
+    assert "problem   probing cuda devices failed" in capsys.readouterr().out
+
+
+def test_an_override_that_cannot_be_met_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("K3HAL_OPS", "rms_norm=no_such_provider")
+    assert main(["doctor"]) == 1
+    assert "problem   K3HAL_OPS: no provider is called 'no_such_provider'" in capsys.readouterr().out
+
+
+def test_a_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(facts, "_REQUIRED", ("torch", "no-such-distribution"))
     assert main(["doctor"]) == 1
-    assert "missing   no-such-distribution" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("model name\t: Xeon\nflags\t\t: avx2 amx_bf16\n\nmodel name\t: other\n", ("Xeon", {"avx2", "amx_bf16"})),
-        ("processor\t: 0\nFeatures\t: asimd bf16\n", (None, {"asimd", "bf16"})),
-        ("", (None, set())),
-        ("no colon here", (None, set())),
-    ],
-)
-def test_cpu_info(tmp_path: Path, text: str, expected: tuple[str | None, set[str]]) -> None:
-    path = tmp_path / "cpuinfo"
-    path.write_text(text, encoding="utf-8")
-    assert facts._cpu_info(path) == expected
-    assert facts._cpu_info(tmp_path / "absent") == (None, set())
-
-
-@pytest.mark.parametrize("value", ["", None])
-def test_cache_dir_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str | None) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x") if value is None else value)
-    assert facts.cache_dir() == (tmp_path / ".cache" / "k3hal" if value == "" else tmp_path / "x" / "k3hal")
+    assert "problem   package no-such-distribution is not installed" in capsys.readouterr().out

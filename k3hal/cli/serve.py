@@ -1,0 +1,115 @@
+"""`k3hal serve`: a model behind an OpenAI-compatible HTTP API."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from k3hal.cli.common import (
+    Config,
+    Device,
+    DType,
+    KvCacheDType,
+    MaxModelLen,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    MemoryBudget,
+    Ops,
+    Plan,
+    Tokenizer,
+    settings_from,
+)
+from k3hal.errors import UsageError
+
+if TYPE_CHECKING:
+    from k3hal.engine.replay import ReplayEngine
+    from k3hal.serve.settings import ServeSettings
+    from k3hal.serve.state import ServerState
+    from k3hal.tokenizer import Tokenizer as K3Tokenizer
+
+
+def serve(
+    ctx: typer.Context,
+    model: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="Checkpoint directory; default: a small built-in one.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 picks a free one.  [default: 8000]")] = None,
+    api_key: Annotated[list[str] | None, typer.Option(help="Key that /v1 requests must bear; may be repeated.")] = None,
+    served_model_name: Annotated[
+        list[str] | None, typer.Option(help="Model id to answer to, may be repeated; default: the checkpoint's name.")
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(metavar="replay:FILE", help="Replay token ids instead of running a model.")
+    ] = None,
+    max_waiting: Annotated[
+        int | None, typer.Option(metavar="N", help="Most requests waiting; beyond it 429.  [default: 1024]")
+    ] = None,
+    metrics_compat: Annotated[
+        str | None, typer.Option(metavar="on|off", help="Also export vLLM's metric names.  [default: on]")
+    ] = None,
+    drain_timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="On SIGTERM, time for running requests.  [default: 30]")
+    ] = None,
+    ops: Ops = None,
+    device: Device = None,
+    dtype: DType = None,
+    kv_cache_dtype: KvCacheDType = None,
+    memory_budget: MemoryBudget = None,
+    max_model_len: MaxModelLen = None,
+    max_num_seqs: MaxNumSeqs = None,
+    max_num_batched_tokens: MaxNumBatchedTokens = None,
+    tokenizer: Tokenizer = None,
+    plan: Plan = None,
+    config: Config = None,
+) -> None:
+    """Serve MODEL over an OpenAI-compatible HTTP API until SIGTERM or Ctrl-C."""
+    from k3hal.serve.server import Server, bind
+    from k3hal.serve.settings import ServeSettings
+
+    settings = settings_from(ctx, ServeSettings)
+    # First, so that a port in use is reported before minutes of loading.
+    with bind(settings.host, settings.port) as sock:
+        Server(_build(settings), lambda line: typer.echo(line)).run(sockets=[sock])
+
+
+def _build(settings: ServeSettings) -> ServerState:
+    """The engine and everything around it, from the merged settings."""
+    from k3hal.serve.state import ServerConfig, ServerState
+
+    defaults: dict[str, Any] = {}
+    if settings.engine is not None:
+        engine, tokenizer = _replay(settings)
+        name = "replay"
+    else:
+        from k3hal.engine.build import build_engine
+
+        built = build_engine(settings.model, **settings.engine_options())
+        engine, tokenizer, name = built.engine, built.tokenizer, built.model_name
+        defaults = dict(built.generation_defaults)
+    config = ServerConfig(
+        model_names=tuple(settings.served_model_name or [name]),
+        api_keys=tuple(settings.api_key or []),
+        generation_defaults=defaults,
+        metrics_compat=settings.metrics_compat == "on",
+        drain_timeout=settings.drain_timeout,
+        # A replay answers request k with line k: a warm-up request would take the first line.
+        warm_up=settings.engine is None,
+    )
+    return ServerState(engine, tokenizer, config)
+
+
+def _replay(settings: ServeSettings) -> tuple[ReplayEngine, K3Tokenizer]:
+    from k3hal.engine.replay import ReplayEngine
+    from k3hal.tokenizer import Tokenizer as K3Tokenizer
+
+    kind, _, file = (settings.engine or "").partition(":")
+    if kind != "replay" or not file:
+        raise UsageError(f"unknown engine {settings.engine!r}", hint="the only named engine is replay:FILE")
+    if settings.tokenizer is None:
+        raise UsageError("a replay engine needs a tokenizer", hint="give --tokenizer DIR")
+    tokenizer = K3Tokenizer.from_dir(settings.tokenizer)
+    names = ("max_model_len", "max_num_seqs", "max_waiting")
+    given = {name: getattr(settings, name) for name in names if getattr(settings, name) is not None}
+    return ReplayEngine.from_file(file, tokenizer, **given), tokenizer

@@ -1,0 +1,169 @@
+"""The HTTP application: routes, errors, and the life of the engine behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from k3hal import __version__
+from k3hal.errors import K3HALError
+from k3hal.sampling_params import SamplingParams
+from k3hal.serve.auth import ApiKeyGuard
+from k3hal.serve.chat import chat_completions
+from k3hal.serve.chat_prompt import render_chat
+from k3hal.serve.completions import completions
+from k3hal.serve.http_errors import HttpError, error_response, from_k3hal, json_response
+from k3hal.serve.router import DisconnectedError
+from k3hal.serve.state import ServerState, new_id
+from k3hal.serve.tokens import detokenize, tokenize
+
+_LOG = logging.getLogger("k3hal.serve")
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+Handler = Callable[[ServerState, Request], Awaitable[Response]]
+
+
+def create_app(state: ServerState) -> FastAPI:
+    """The application of a server that has not started yet; its lifespan starts and closes the engine."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        state.router.start()
+        warm_up = asyncio.create_task(_warm_up(state))
+        try:
+            yield
+        finally:
+            warm_up.cancel()
+            state.drain()
+            await asyncio.to_thread(state.engine.close)
+
+    app = FastAPI(title="k3hal", version=__version__, lifespan=lifespan, openapi_url=None)
+    app.add_middleware(ApiKeyGuard, keys=state.config.api_keys)
+    for path, handler in _POSTS.items():
+        app.add_route(path, _bind(state, handler), methods=["POST"])
+    for path, handler in _GETS.items():
+        app.add_route(path, _bind(state, handler), methods=["GET"])
+    _add_error_handlers(app, state)
+    return app
+
+
+async def _warm_up(state: ServerState) -> None:
+    """Answer a short chat once, so that the first client does not pay for what is made on first use."""
+    if state.config.warm_up:
+        ids = render_chat({"messages": [{"role": "user", "content": "Hello"}]}, state.config.thinking).ids(
+            state.tokenizer
+        )
+        ids = ids[: state.engine.info.max_model_len - 1]
+        generation = state.submit(new_id("warmup"), [ids], SamplingParams(max_tokens=4), None)
+        try:
+            while generation.unfinished:
+                for _, output in await generation.next():
+                    if output.finish_reason in ("error", "abort"):
+                        _LOG.error("the warm-up request failed: %s", output.error or "aborted")
+                        return
+        finally:
+            generation.close()
+    state.warmed_up()
+
+
+async def _models(state: ServerState, _: Request) -> Response:
+    return json_response({"object": "list", "data": [_model(state, name) for name in state.config.model_names]})
+
+
+async def _one_model(state: ServerState, request: Request) -> Response:
+    return json_response(_model(state, state.model_name(request.path_params["name"])))
+
+
+def _model(state: ServerState, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": state.created,
+        "owned_by": "k3hal",
+        "root": state.config.model_names[0],
+        "parent": None,
+        "max_model_len": state.engine.info.max_model_len,
+    }
+
+
+async def _health(_: ServerState, __: Request) -> Response:
+    return json_response({"status": "ok"})
+
+
+async def _ready(state: ServerState, _: Request) -> Response:
+    if state.ready:
+        return json_response({"status": "ready"})
+    return json_response({"status": "draining" if state.draining else "starting"}, 503)
+
+
+async def _metrics(state: ServerState, _: Request) -> Response:
+    return Response(state.metrics.render(), media_type=_METRICS_TYPE)
+
+
+async def _version(_: ServerState, __: Request) -> Response:
+    return json_response({"version": __version__})
+
+
+_POSTS: dict[str, Handler] = {
+    "/v1/chat/completions": chat_completions,
+    "/v1/completions": completions,
+    "/tokenize": tokenize,
+    "/detokenize": detokenize,
+}
+_GETS: dict[str, Handler] = {
+    "/v1/models": _models,
+    "/v1/models/{name:path}": _one_model,
+    "/health": _health,
+    "/ready": _ready,
+    "/metrics": _metrics,
+    "/version": _version,
+}
+
+
+def _bind(state: ServerState, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        return await handler(state, request)
+
+    return endpoint
+
+
+def _add_error_handlers(app: FastAPI, state: ServerState) -> None:
+    async def ours(_: Request, error: Exception) -> Response:
+        assert isinstance(error, K3HALError)
+        refusal = from_k3hal(error)
+        if refusal.status in (429, 503):
+            state.metrics.rejected(error.code)
+        return error_response(refusal)
+
+    async def http(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HttpError)
+        return error_response(error)
+
+    async def routing(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = f"{request.method} {request.url.path}: {error.detail.lower()}"
+        refusal = HttpError(error.status_code, message, kind="invalid_request_error")
+        refusal.headers |= error.headers or {}
+        return error_response(refusal)
+
+    async def gone(_: Request, __: Exception) -> Response:
+        # Nobody reads this; 499 is what logs conventionally show for it.
+        return Response(status_code=499)
+
+    async def crash(_: Request, __: Exception) -> Response:
+        # Starlette logs the traceback after this answer.
+        return error_response(HttpError(500, "internal error; the server's log has the details", kind="server_error"))
+
+    app.add_exception_handler(K3HALError, ours)
+    app.add_exception_handler(HttpError, http)
+    app.add_exception_handler(HTTPException, routing)
+    app.add_exception_handler(DisconnectedError, gone)
+    app.add_exception_handler(Exception, crash)

@@ -1,0 +1,109 @@
+"""Reading a JSON body within a limit, and answering while watching for the client to leave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from k3hal.errors import K3HALError
+from k3hal.serve.http_errors import HttpError, error_body, from_k3hal
+from k3hal.serve.router import DisconnectedError
+
+_LOG = logging.getLogger("k3hal.serve")
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+
+async def read_json(request: Request, limit: int) -> dict[str, Any]:
+    """The body as a JSON object; 413 beyond `limit` bytes, 400 if it is anything else."""
+    too_large = HttpError(413, f"the body is larger than {limit} bytes", kind="invalid_request_error")
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit:
+        raise too_large
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            raise too_large
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise HttpError(400, f"the body is not JSON: {error}", kind="invalid_request_error") from None
+    if not isinstance(value, dict):
+        raise HttpError(400, "the body must be a JSON object", kind="invalid_request_error")
+    return value
+
+
+class Work(Protocol):
+    """What a response waits for."""
+
+    def disconnect(self) -> None:
+        """The client is gone."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@contextlib.asynccontextmanager
+async def connected(receive: Receive, work: Work) -> AsyncIterator[None]:
+    """Within the block, tell `work` as soon as the client closes the connection; close it at the end."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        work.disconnect()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watcher.cancel()
+        work.close()
+
+
+def event(value: Any) -> bytes:
+    """One server-sent event."""
+    return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+class EventStream(Response):
+    """Server-sent events. A failure after the first byte becomes an error event, then the stream ends."""
+
+    def __init__(self, events: AsyncIterator[bytes], work: Work) -> None:
+        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        del self.headers["content-length"]
+        self._events = events
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def write(data: bytes, more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+
+        async with connected(receive, self._work):
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            try:
+                async for chunk in self._events:
+                    await write(chunk)
+            except DisconnectedError:
+                return
+            except HttpError as error:
+                await write(event(error_body(error)))
+            except Exception as error:  # noqa: BLE001 - the status is sent already: log it and end the stream
+                _LOG.exception("a stream failed")
+                await write(event(_failure(error)))
+            await write(b"", more=False)
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    if isinstance(error, K3HALError):
+        return error_body(from_k3hal(error))
+    return error_body(HttpError(500, "internal error; the server's log has the details", kind="server_error"))

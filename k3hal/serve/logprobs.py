@@ -1,0 +1,46 @@
+"""Log-probabilities in the two shapes of the OpenAI API."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from k3hal.engine.interface import TokenLogprob
+from k3hal.tokenizer import Tokenizer
+
+# JSON has no minus infinity; the API's own floor for an impossible token.
+_FLOOR = -9999.0
+
+
+def chat_logprobs(entries: Sequence[TokenLogprob], tokenizer: Tokenizer) -> dict[str, Any]:
+    """`logprobs` of a chat choice: one entry per content token, `bytes` exact even inside a character."""
+    content = [
+        _entry(e.token_id, e.logprob, tokenizer)
+        | {"top_logprobs": [_entry(token, logprob, tokenizer) for token, logprob in e.top]}
+        for e in entries
+    ]
+    return {"content": content, "refusal": None}
+
+
+def text_logprobs(entries: Sequence[TokenLogprob], tokenizer: Tokenizer, offset: int) -> dict[str, Any]:
+    """`logprobs` of a plain completion; `offset` is where the first token's text begins."""
+    tokens = [_text(e.token_id, tokenizer) for e in entries]
+    offsets: list[int] = []
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(token)
+    return {
+        "tokens": tokens,
+        "token_logprobs": [max(e.logprob, _FLOOR) for e in entries],
+        "top_logprobs": [{_text(t, tokenizer): max(p, _FLOOR) for t, p in e.top} for e in entries],
+        "text_offset": offsets,
+    }
+
+
+def _entry(token: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
+    raw = tokenizer.token_bytes(token)
+    return {"token": raw.decode("utf-8", "replace"), "logprob": max(logprob, _FLOOR), "bytes": list(raw)}
+
+
+def _text(token: int, tokenizer: Tokenizer) -> str:
+    return tokenizer.token_bytes(token).decode("utf-8", "replace")

@@ -1,0 +1,106 @@
+"""Running the application on a socket: announcing readiness, and draining on the first signal."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Coroutine
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from k3hal.errors import UsageError
+from k3hal.serve.app import create_app
+from k3hal.serve.state import ServerState
+
+# After running requests are aborted, how long their last words may take.
+_ABORT_GRACE = 5.0
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket bound to `host:port` (0 picks a free port). Raises `UsageError` if that cannot be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+        except OSError:
+            sock.close()
+            raise
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"cannot listen on {host}:{port}: {reason}", hint="choose another --host or --port") from None
+    return sock
+
+
+def url_of(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Server(uvicorn.Server):
+    """A uvicorn server whose first SIGTERM or SIGINT drains: not ready, no new requests, running ones finish.
+
+    They have `drain_timeout` seconds; then they are aborted. A second signal aborts at once.
+    """
+
+    def __init__(self, state: ServerState, announce: Callable[[str], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                create_app(state),
+                log_level="warning",
+                access_log=False,
+                ws="none",
+                lifespan="on",
+                timeout_graceful_shutdown=int(_ABORT_GRACE),
+            )
+        )
+        self._state = state
+        self._announce = announce
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._begun = time.monotonic()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Runs in the signal handler, so it only wakes the loop."""
+        if self._loop is None:
+            self.should_exit = True
+        else:
+            self._loop.call_soon_threadsafe(self.begin_drain)
+
+    def begin_drain(self) -> None:
+        """Start shutting down; called again, stop waiting for running requests."""
+        if self._state.draining:
+            self._state.router.abort_all()
+            return
+        self._state.drain()
+        self._spawn(self._drain())
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        self._spawn(self._announce_ready(sockets or []))
+
+    async def _announce_ready(self, sockets: list[socket.socket]) -> None:
+        while not self._state.ready:
+            if self._state.draining:
+                return
+            await asyncio.sleep(0.02)
+        where = ", ".join(map(url_of, sockets))
+        names = ", ".join(self._state.config.model_names)
+        self._announce(f"k3hal: serving {names} on {where} (ready after {time.monotonic() - self._begun:.1f} s)")
+
+    async def _drain(self) -> None:
+        router = self._state.router
+        if not await router.wait_idle(self._state.config.drain_timeout):
+            router.abort_all()
+            await router.wait_idle(_ABORT_GRACE)
+        self.should_exit = True
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,94 @@
+"""What every endpoint needs: the engine, the tokenizer, the configuration, and whether the server is ready."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from k3hal.engine.interface import Engine, EngineRequest
+from k3hal.errors import DrainingError
+from k3hal.sampling_params import SamplingParams
+from k3hal.serve.http_errors import HttpError
+from k3hal.serve.metrics import Metrics
+from k3hal.serve.router import Generation, Router
+from k3hal.serve.thinking import ThinkingDefaults
+from k3hal.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """How the server behaves. `model_names` are the ids it answers to, the first one being its own."""
+
+    model_names: tuple[str, ...]
+    api_keys: tuple[str, ...] = ()
+    generation_defaults: Mapping[str, Any] = field(default_factory=dict)
+    thinking: ThinkingDefaults = field(default_factory=ThinkingDefaults)
+    metrics_compat: bool = True
+    max_body_bytes: int = 64 * 1024 * 1024
+    drain_timeout: float = 30.0
+    keep_alive: float = 15.0
+    """Seconds between comments on a stream that waits for its first token."""
+    warm_up: bool = True
+
+
+class ServerState:
+    """The running server. Whether it is `ready` or `draining` changes over its life; the rest does not."""
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, config: ServerConfig) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.config = config
+        self.router = Router(engine)
+        self.metrics = Metrics(engine, config.model_names[0], compat=config.metrics_compat)
+        self.created = int(time.time())
+        self.draining = False
+        self._warm = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether the server wants traffic: warmed up and not shutting down."""
+        return self._warm and not self.draining
+
+    def warmed_up(self) -> None:
+        self._warm = True
+        self.metrics.ready = True
+
+    def drain(self) -> None:
+        """Refuse new requests from now on."""
+        self.draining = True
+        self.metrics.ready = False
+
+    def model_name(self, asked: str | None) -> str:
+        """The model a request means; 404 if it is not served here."""
+        if asked is None:
+            return self.config.model_names[0]
+        if asked not in self.config.model_names:
+            raise HttpError(
+                404,
+                f"the model {asked!r} does not exist; this server has {', '.join(self.config.model_names)}",
+                kind="invalid_request_error",
+                code="model_not_found",
+                param="model",
+            )
+        return asked
+
+    def submit(
+        self, name: str, prompts: Sequence[Sequence[int]], params: SamplingParams, priority: int | None
+    ) -> Generation:
+        """Queue `params.n` sequences per prompt, numbered prompt by prompt."""
+        if self.draining:
+            raise DrainingError("the server is shutting down")
+        requests = [
+            EngineRequest(f"{name}-{p * params.n + i}", prompt, params, priority=priority or 0)
+            for p, prompt in enumerate(prompts)
+            for i in range(params.n)
+        ]
+        return self.router.submit(requests)
+
+
+def new_id(prefix: str, asked: str | None = None) -> str:
+    """An id for a response; one the client asked for is kept, made unique."""
+    return f"{prefix}-{asked}-{uuid.uuid4().hex[:8]}" if asked else f"{prefix}-{uuid.uuid4().hex}"
