@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 from k3hal.dispatch.device import DeviceDescription
 
 Phase = Literal["prefill", "decode", "verify", "any"]
+PHASES: tuple[Phase, ...] = ("prefill", "decode", "verify", "any")
 DimValue: TypeAlias = int | float | str | bool | None
 
 

@@ -84,6 +84,12 @@ class DrainingError(UnsupportedError):
     code = "draining"
 
 
+class EngineDeadError(K3HALError):
+    """The engine failed for good; the process must be restarted."""
+
+    code = "engine_dead"
+
+
 class DispatchError(UnsupportedError):
     """No provider may run an operator under the policy in force."""
 

@@ -44,7 +44,9 @@ class Operator:
     `outputs` names what a call produces, in order: returned tensors first (`out`, or one name per returned tensor),
     then the mutated arguments, each with its tolerance class (`dispatch/tolerance.py`). `weights` are the arguments
     fixed at load, which a provider may lay out anew. `lowering` builds the operator's function from the functions of
-    the finer operators in `lowers_to`, given by name.
+    the finer operators in `lowers_to`, given by name; `parts` narrows these to what a call of given dims really needs,
+    each with dims of its own (without it: all of them, each with the coarse call's dims). A part's weight arguments
+    that carry the coarse operator's names are laid out by the part's provider.
     """
 
     reference: Callable[..., Any]
@@ -57,6 +59,11 @@ class Operator:
     invariants: tuple[str, ...] = ()
     lowers_to: tuple[str, ...] = ()
     lowering: Callable[[Mapping[str, Callable[..., Any]]], Callable[..., Any]] | None = None
+    parts: Callable[[Mapping[str, DimValue]], Mapping[str, Mapping[str, DimValue]]] | None = None
+
+    def parts_of(self, dims: Mapping[str, DimValue]) -> Mapping[str, Mapping[str, DimValue]]:
+        """The finer operators that a call of these dims is composed of, each with its dims."""
+        return self.parts(dims) if self.parts else dict.fromkeys(self.lowers_to, dims)
 
     @property
     def name(self) -> str:
@@ -64,9 +71,19 @@ class Operator:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Argument names, in order; a provider's must be the same."""
+        """Argument names, in order."""
         return tuple(inspect.signature(self.reference).parameters)
+
+    @property
+    def parameters_with_defaults(self) -> dict[str, Any]:
+        """Argument names, in order, with their defaults; a provider's must be the same."""
+        return with_defaults(self.reference)
 
     @property
     def summary(self) -> str:
         return (self.reference.__doc__ or "").strip().splitlines()[0]
+
+
+def with_defaults(fn: Callable[..., Any]) -> dict[str, Any]:
+    """A function's argument names, in order, with their defaults (`inspect.Parameter.empty` where there is none)."""
+    return {name: parameter.default for name, parameter in inspect.signature(fn).parameters.items()}

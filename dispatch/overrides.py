@@ -7,7 +7,8 @@ from fnmatch import fnmatchcase
 
 from k3hal.dispatch.errors import UsageError
 from k3hal.dispatch.provider import Provider
-from k3hal.dispatch.registry import Registry, nearest, operator_names
+from k3hal.dispatch.registry import Registry, operator_names
+from k3hal.dispatch.words import nearest
 
 _WILD = frozenset("*?[")
 

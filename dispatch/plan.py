@@ -1,4 +1,4 @@
-"""Dispatch plans: every decision of a model on a machine, printable, saved, loaded and compared."""
+"""Dispatch plans: every decision of a model on a machine, bound to functions once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 from k3hal.dispatch.call import Call, DimValue, Phase
 from k3hal.dispatch.device import DeviceDescription
 from k3hal.dispatch.errors import PlanError
+from k3hal.dispatch.evidence import level_of
+from k3hal.dispatch.policy import warn_of_fallbacks
 from k3hal.dispatch.select import Decision, Selector
 
 
@@ -27,7 +29,7 @@ class OpRequest:
 
 @dataclass(frozen=True, slots=True)
 class PlanEntry:
-    """One request with its decision."""
+    """One request with its decision, and the evidence level of what was chosen."""
 
     request: OpRequest
     decision: Decision
@@ -36,12 +38,16 @@ class PlanEntry:
 
 @dataclass(frozen=True, slots=True)
 class DispatchPlan:
-    """All decisions of one model on one machine."""
+    """All decisions of one model on one machine.
+
+    `policy` is the fallback policy they were made under, or the plan file that was pinned.
+    """
 
     model: str
     device: DeviceDescription
     dtype: str
     entries: tuple[PlanEntry, ...]
+    policy: str = "strict"
 
     def bind(self) -> BoundOps:
         """The callables of every entry. Composed operators are built here, once."""
@@ -63,12 +69,10 @@ class BoundOps:
                 self._decisions[key], self._functions[key] = entry.decision, function
 
     def fn(self, op: str, layer: int | None = None, phase: Phase = "any") -> Callable[..., Any]:
-        """The function to call for an operator in a layer."""
+        """The function to call for an operator in a layer: the provider's own, with nothing around it."""
         return self._functions[self._key(op, layer, phase)]
 
-    def prepare(
-        self, op: str, layer: int | None, weights: Mapping[str, Any], phase: Phase = "any"
-    ) -> Mapping[str, Any]:
+    def prepare(self, op: str, layer: int | None = None, phase: Phase = "any", **weights: Any) -> Mapping[str, Any]:
         """The operator's weight arguments in the layout its chosen provider wants."""
         return self._decisions[self._key(op, layer, phase)].prepare(**weights)
 
@@ -82,6 +86,12 @@ class BoundOps:
 def make_plan(
     requests: Iterable[OpRequest], selector: Selector, *, model: str, device: DeviceDescription, dtype: str
 ) -> DispatchPlan:
-    """Decide every request. Raises `DispatchError` as `Selector.decide` does."""
-    entries = tuple(PlanEntry(r, selector.decide(Call(r.op, device, dtype, r.phase, r.dims))) for r in requests)
-    return DispatchPlan(model, device, dtype, entries)
+    """Decide every request. Raises `DispatchError` as `Selector.decide` does.
+
+    Under the `warn` policy, what runs the reference or is composed is logged, each such set once per process.
+    """
+    decided = ((r, selector.decide(Call(r.op, device, dtype, r.phase, r.dims))) for r in requests)
+    entries = tuple(PlanEntry(r, d, level_of(r.op, d.provider, device.arch)) for r, d in decided)
+    if selector.fallback == "warn":
+        warn_of_fallbacks([entry.decision for entry in entries])
+    return DispatchPlan(model, device, dtype, entries, selector.fallback)

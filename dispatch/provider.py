@@ -7,19 +7,24 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion
 
 from k3hal.dispatch.call import Answer, Call, No, Yes
 
 F = TypeVar("F", bound=Callable[..., Any])
 ATTRIBUTE = "__k3hal_providers__"
+RESERVED = ("reference", "composed", "dispatch")
+"""Names that mean something else in an override or a plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
     """A backend package's manifest, found as `BACKEND` in the package (or module) an entry point names.
 
-    Of providers that say Yes the one with the highest priority wins; a provider's own priority beats its backend's.
-    `auto=False` backends are chosen only by name. `runtime` is `module:Class` of the backend's `DeviceRuntime`.
+    `vendors` are the machines its providers run on (empty: all); a provider may narrow them. Of providers that say Yes
+    the one with the highest priority wins; a provider's own priority beats its backend's. `auto=False` backends are
+    chosen only by name. `runtime` is `module:Class` of the backend's `DeviceRuntime`.
     """
 
     name: str
@@ -33,8 +38,9 @@ class Backend:
 class Needs:
     """What must be true of a machine before `supports` is even asked. Empty fields ask for nothing.
 
-    `arch` are exact names; `min_arch`/`max_arch` bound `arch_number`; `packages` maps distribution names to version
-    specifiers (`">=0.6.18,<0.8"`); `features` must all be present; `dtypes` are the activation dtypes.
+    `vendors` left empty are the backend's. `arch` are exact names; `min_arch`/`max_arch` bound `arch_number`, which is
+    ordered within one vendor only; `packages` maps distribution names to version specifiers (`">=0.6.18,<0.8"`);
+    `features` must all be present; `dtypes` are the activation dtypes.
     """
 
     vendors: tuple[str, ...] = ()
@@ -66,12 +72,20 @@ class Needs:
 def _unmet_packages(needed: Mapping[str, str], present: Mapping[str, str]) -> list[str]:
     out = []
     for name, wanted in needed.items():
-        version = present.get(name)
+        version = present.get(canonicalize_name(name))
         if version is None:
             out.append(f"needs package {name}{wanted}, not installed")
-        elif wanted and not SpecifierSet(wanted).contains(version, prereleases=True):
+        elif wanted and not _satisfies(version, wanted):
             out.append(f"needs package {name}{wanted}, installed is {version}")
     return out
+
+
+def _satisfies(version: str, wanted: str) -> bool:
+    """Whether a version is in range; a vendor's version that is no version at all is in no range."""
+    try:
+        return SpecifierSet(wanted).contains(version, prereleases=True)
+    except InvalidVersion:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +132,13 @@ def provides(
 ) -> Callable[[F], F]:
     """Declare the decorated function a provider of `op`. The function itself is returned unchanged.
 
-    Raises ValueError for a name that could not be typed in an override, or a malformed version specifier.
+    It must be the outermost decorator, since what it decorates is what is called. Raises ValueError for a name that
+    could not be typed in an override or is reserved, or a malformed version specifier.
     """
     if not name.replace("_", "").isalnum():
         raise ValueError(f"provider name {name!r} must be letters, digits and underscores")
+    if name in RESERVED:
+        raise ValueError(f"provider name {name!r} is reserved")
     try:
         for wanted in needs.packages.values():
             SpecifierSet(wanted)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from types import ModuleType
+from typing import Any
 
 from k3hal.dispatch.errors import K3HALError, UsageError
-from k3hal.dispatch.operator import Operator
-from k3hal.dispatch.provider import ATTRIBUTE, Backend, Provider
+from k3hal.dispatch.operator import Operator, with_defaults
+from k3hal.dispatch.provider import ATTRIBUTE, RESERVED, Backend, Provider
+from k3hal.dispatch.words import nearest
 
 BUILTIN = "k3hal.backends"
 ENTRY_POINT_GROUP = "k3hal.backends"
@@ -23,13 +24,6 @@ class BackendError(K3HALError):
     """A backend package is broken: it fails to import or breaks an operator's contract."""
 
     code = "bad_backend"
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The most similar known word, as a hint, or the whole list when nothing is close."""
-    options = sorted(known)
-    close = difflib.get_close_matches(word, options, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(options)}"
 
 
 def operator_names() -> tuple[str, ...]:
@@ -60,10 +54,18 @@ class Registry:
         backend = getattr(module, "BACKEND", None)
         if not isinstance(backend, Backend):
             raise BackendError(f"backend module {module.__name__} has no BACKEND manifest")
+        if not backend.name.replace("_", "").isalnum() or backend.name in RESERVED:
+            raise BackendError(
+                f"backend module {module.__name__} calls itself {backend.name!r}",
+                hint="a name is letters, digits and underscores, and none of " + ", ".join(RESERVED),
+            )
         if backend.name in self.backends:
             raise BackendError(f"two backends are called {backend.name!r}; {module.__name__} is the second")
         found = [p for part in _modules(module) for p in _declared(part)]
-        checked = [_checked(replace(p, backend=backend.name)) for p in found]
+        checked = [_checked(p, backend) for p in found]
+        for provider in checked:
+            if sum((p.op, p.name) == (provider.op, provider.name) for p in checked) > 1:
+                raise BackendError(f"two providers of {provider.op} are called {provider.id}")
         self.backends[backend.name] = backend
         self.providers += checked
         return backend
@@ -94,20 +96,53 @@ def _modules(module: ModuleType) -> Iterator[ModuleType]:
 
 
 def _declared(module: ModuleType) -> Iterator[Provider]:
+    seen = set()
     for value in vars(module).values():
-        if callable(value) and getattr(value, "__module__", None) == module.__name__:
-            yield from getattr(value, ATTRIBUTE, ())
+        if not callable(value) or getattr(value, "__module__", None) != module.__name__ or id(value) in seen:
+            continue
+        seen.add(id(value))
+        for provider in getattr(value, ATTRIBUTE, ()):
+            if provider.fn is not value:
+                raise BackendError(
+                    f"{module.__name__}: @provides of {provider.op} ({provider.name}) must be the outermost decorator",
+                    hint="what it decorates is what is called, so a decorator above it would be lost",
+                )
+            yield provider
 
 
-def _checked(provider: Provider) -> Provider:
-    operator = get_operator(provider.op)
-    got = tuple(inspect.signature(provider.fn).parameters)
-    if got != operator.parameters:
+def _checked(provider: Provider, backend: Backend) -> Provider:
+    """The provider as its backend's, with the backend's vendors where it names none."""
+    provider = replace(
+        provider,
+        backend=backend.name,
+        needs=replace(provider.needs, vendors=provider.needs.vendors or backend.vendors),
+    )
+    needs = provider.needs
+    if backend.vendors and not set(needs.vendors) <= set(backend.vendors):
         raise BackendError(
-            f"provider {provider.id} of {provider.op} takes ({', '.join(got)}), "
-            f"the operator's contract is ({', '.join(operator.parameters)})"
+            f"provider {provider.id} of {provider.op} is for {'/'.join(needs.vendors)}, "
+            f"its backend's manifest for {'/'.join(backend.vendors)}"
+        )
+    if (needs.min_arch, needs.max_arch) != (None, None) and len(needs.vendors) != 1:
+        raise BackendError(f"provider {provider.id} of {provider.op} bounds the arch of no single vendor")
+    wanted, got = get_operator(provider.op).parameters_with_defaults, _parameters(provider)
+    if got != wanted:
+        raise BackendError(
+            f"provider {provider.id} of {provider.op} takes {_shown(got)}, the operator's contract is {_shown(wanted)}"
         )
     return provider
+
+
+def _parameters(provider: Provider) -> dict[str, Any]:
+    try:
+        return with_defaults(provider.fn)
+    except (TypeError, ValueError) as error:
+        raise BackendError(f"provider {provider.id} of {provider.op} has no readable signature: {error}") from error
+
+
+def _shown(parameters: dict[str, Any]) -> str:
+    parts = (n if v is inspect.Parameter.empty else f"{n}={v!r}" for n, v in parameters.items())
+    return f"({', '.join(parts)})"
 
 
 _default: list[Registry] = []
@@ -119,12 +154,15 @@ def default_registry() -> Registry:
         registry = Registry()
         package = importlib.import_module(BUILTIN)
         for info in pkgutil.iter_modules(package.__path__):
-            registry.add_module(importlib.import_module(f"{BUILTIN}.{info.name}"))
+            registry.add_module(_load(info.name, lambda name=info.name: importlib.import_module(f"{BUILTIN}.{name}")))
         for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda p: p.name):
-            try:
-                module = point.load()
-            except Exception as error:
-                raise BackendError(f"backend {point.name!r} ({point.value}) cannot be imported: {error!r}") from error
-            registry.add_module(module)
+            registry.add_module(_load(f"{point.name} ({point.value})", point.load))
         _default.append(registry)
     return _default[0]
+
+
+def _load(name: str, load: Callable[[], ModuleType]) -> ModuleType:
+    try:
+        return load()
+    except Exception as error:
+        raise BackendError(f"backend {name} cannot be imported: {error!r}") from error

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from k3hal.dispatch.call import Call, No
+from k3hal.dispatch.call import Call, No, Yes
 from k3hal.dispatch.errors import DispatchError
 from k3hal.dispatch.operator import Operator
 from k3hal.dispatch.overrides import Override
@@ -15,6 +16,8 @@ from k3hal.dispatch.registry import BackendError, Registry, get_operator
 
 FallbackPolicy = Literal["strict", "warn"]
 REFERENCE, COMPOSED = "reference", "composed"
+LEFT_OVER = "fallback warn"
+"""The policy line of a reference that nobody asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,30 +68,54 @@ class Decision:
         return operator.lowering({name: part.function() for name, part in self.parts.items()})
 
     def prepare(self, **weights: Any) -> Mapping[str, Any]:
-        """The weight arguments in the layout the chosen provider wants; as given where it asks for nothing."""
+        """The weight arguments in the layout the chosen provider wants; as given where it asks for nothing.
+
+        Of a composed operator every part lays out the weights that carry its own argument names.
+        """
         if self.chosen and self.chosen.prepare:
             return self.chosen.prepare(**weights)
+        for name, part in self.parts.items():
+            own = {weight: weights[weight] for weight in get_operator(name).weights if weight in weights}
+            weights |= part.prepare(**own)
         return weights
 
 
-def _answer(provider: Provider, call: Call) -> Consideration:
+def answer(provider: Provider, call: Call, weights: frozenset[str] | None) -> Consideration:
+    """A provider's answer. Within a composition, `weights` are the names it can have laid out at load."""
     try:
-        answer = provider.answer(call)
+        said = provider.answer(call)
     except Exception as error:
         raise BackendError(f"provider {provider.id} crashed in supports() for {call.op}: {error!r}") from error
-    if isinstance(answer, No):
-        return Consideration(provider.id, False, answer.reasons)
-    return Consideration(provider.id, True, (answer.note,) if answer.note else ())
+    if isinstance(said, No):
+        return Consideration(provider.id, False, said.reasons)
+    if not isinstance(said, Yes):
+        raise BackendError(f"provider {provider.id} answered {said!r} for {call.op}, neither Yes nor No")
+    if weights is not None and provider.prepare and not weights.issuperset(get_operator(call.op).weights):
+        why = "lays out weights at load that the composed operator does not pass under the same names to it alone"
+        return Consideration(provider.id, False, (why,))
+    return Consideration(provider.id, True, (said.note,) if said.note else ())
 
 
-def _refuse(call: Call, why: str, trace: list[Consideration]) -> DispatchError:
-    detail = "; ".join(f"{c.provider}: {', '.join(c.reasons)}" for c in trace if not c.accepted)
-    return DispatchError(f"{call.op} ({call.phase}, {call.dtype}) on {call.device.id}: {why}", hint=detail)
+def _refuse(call: Call, why: str, trace: list[Consideration], hint: str = "") -> DispatchError:
+    details = [f"{c.provider}: {', '.join(c.reasons)}" for c in trace if not c.accepted]
+    where = f"{call.op} ({call.phase}, {call.dtype}) on {call.device.id}"
+    return DispatchError(f"{where}: {why}", hint="; ".join(filter(None, (*details, hint))))
+
+
+def own_weights(operator: Operator, parts: Mapping[str, Any], outer: frozenset[str] | None) -> frozenset[str]:
+    """The coarse operator's weight names that exactly one part takes: only these can be laid out for it."""
+    taken = Counter(weight for name in parts for weight in get_operator(name).weights)
+    mine = frozenset(weight for weight in operator.weights if taken[weight] == 1)
+    return mine if outer is None else mine & outer
 
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """The policy in force: registry, overrides (later wins) and what to do when only a reference is left."""
+    """The policy in force: registry, overrides (later wins) and what to do when only a reference is left.
+
+    An operator without a provider of its own is composed where it can be, unless all its parts would be references:
+    its own reference is then the plainer way to the same values.
+    """
 
     registry: Registry
     overrides: tuple[Override, ...] = ()
@@ -98,42 +125,54 @@ class Selector:
         """The decision for one class of calls.
 
         Raises `DispatchError` when an override names a provider that says No, or when nothing but the reference is
-        left under the strict policy.
+        left under the strict policy; `BackendError` when a provider's `supports` crashes.
         """
+        return self._decide(call, None)
+
+    def consider(self, call: Call) -> tuple[Consideration, ...]:
+        """What every provider of the operator answers, most preferred first, whatever the policy would choose."""
+        return tuple(answer(provider, call, None) for provider in self.registry.of(call.op))
+
+    def _decide(self, call: Call, weights: frozenset[str] | None) -> Decision:
         operator = get_operator(call.op)
         providers = self.registry.of(call.op)
         for override in reversed(self.overrides):
-            if override.covers(call.op) and (decision := self._overridden(override, call, operator, providers)):
-                return decision
+            if override.covers(call.op) and (found := self._overridden(override, call, operator, providers, weights)):
+                return found
         trace: list[Consideration] = []
         for provider in providers:
             if not self.registry.backends[provider.backend].auto:
                 trace.append(Consideration(provider.id, False, ("chosen only by name",)))
                 continue
-            trace.append(_answer(provider, call))
+            trace.append(answer(provider, call, weights))
             if trace[-1].accepted:
                 policy = f"priority {self.registry.priority(provider)}"
                 return Decision(call, provider.id, policy, tuple(trace), provider)
         if operator.lowering:
-            return self._composed(call, operator, "no coarse provider", trace)
+            built = self._composed(call, operator, "no coarse provider", list(trace), weights)
+            if any(part.policy != LEFT_OVER for part in built.parts.values()):
+                return built
+            trace.append(Consideration(COMPOSED, False, ("every part would run its reference",)))
         trace.append(Consideration(REFERENCE, self.fallback == "warn", ("the definition, not written for speed",)))
         if self.fallback == "strict":
             raise _refuse(call, "only the reference is left and the policy is strict", trace)
-        return Decision(call, REFERENCE, "fallback warn", tuple(trace))
+        return Decision(call, REFERENCE, LEFT_OVER, tuple(trace))
 
     def _overridden(
-        self, override: Override, call: Call, operator: Operator, providers: list[Provider]
+        self,
+        override: Override,
+        call: Call,
+        operator: Operator,
+        providers: list[Provider],
+        weights: frozenset[str] | None,
     ) -> Decision | None:
         policy = f"{override.source}: {override.pattern}={override.name}"
         if override.name == REFERENCE:
             return Decision(call, REFERENCE, policy, (Consideration(REFERENCE, True, (policy,)),))
-        if override.name == COMPOSED:
-            if operator.lowering:
-                return self._composed(call, operator, policy, [])
-            found = []
-        else:
-            found = override.pick(providers)
-        trace = [_answer(p, call) for p in found]
+        if override.name == COMPOSED and operator.lowering:
+            return self._composed(call, operator, policy, [], weights)
+        found = override.pick(providers)
+        trace = [answer(p, call, weights) for p in found]
         for provider, line in zip(found, trace, strict=True):
             if line.accepted:
                 return Decision(call, provider.id, policy, tuple(trace), provider)
@@ -143,10 +182,18 @@ class Selector:
             raise _refuse(call, f"{policy} names no provider of {call.op}", trace)
         return None
 
-    def _composed(self, call: Call, operator: Operator, policy: str, trace: list[Consideration]) -> Decision:
-        parts = {
-            name: self.decide(Call(name, call.device, call.dtype, call.phase, call.dims)) for name in operator.lowers_to
-        }
+    def _composed(
+        self, call: Call, operator: Operator, policy: str, trace: list[Consideration], outer: frozenset[str] | None
+    ) -> Decision:
+        needed = operator.parts_of(call.dims)
+        own = own_weights(operator, needed, outer)
+        parts = {}
+        for name, dims in needed.items():
+            try:
+                parts[name] = self._decide(Call(name, call.device, call.dtype, call.phase, dims), own)
+            except DispatchError as error:
+                why = f"{policy}, and it cannot be composed: {error.message}"
+                raise _refuse(call, why, trace, error.hint) from error
         made_of = ", ".join(f"{name}={part.provider}" for name, part in parts.items())
         trace.append(Consideration(COMPOSED, True, (made_of,)))
         return Decision(call, COMPOSED, policy, tuple(trace), None, parts)

@@ -7,19 +7,17 @@ import platform
 import shutil
 import sys
 from importlib import metadata
-from pathlib import Path
-from typing import Any
-
-import psutil
+from typing import TYPE_CHECKING, Any
 
 from k3hal import __version__
+from k3hal.checkpoints import DEFAULT_PRESET, cache_dir
+from k3hal.dispatch.host import cpu_arch, cpu_features, cpu_name, host_memory
+from k3hal.errors import K3HALError
+
+if TYPE_CHECKING:
+    from k3hal.dispatch.device import DeviceDescription
 
 SCHEMA = "k3hal.doctor/1"
-
-# Instruction sets that change which CPU code runs or how fast; names as the kernel reports them.
-_ISA_OF_INTEREST = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16")
-_ISA_OF_INTEREST += ("amx_tile", "amx_int8", "amx_bf16", "amx_fp16")
-_ISA_OF_INTEREST += ("asimd", "asimddp", "bf16", "i8mm", "sve", "sve2", "sme")
 
 _REQUIRED = ("torch", "safetensors", "numpy", "tiktoken", "pydantic", "typer", "rich", "fastapi", "uvicorn")
 _REQUIRED += ("orjson", "prometheus-client", "pyyaml", "psutil")
@@ -27,49 +25,37 @@ _OPTIONAL = ("triton", "torch-npu", "transformers", "vllm")
 
 
 def examine() -> dict[str, Any]:
-    """The report for `--json`. What cannot be found is None; a torch that fails to import is reported, not raised."""
+    """The report for `--json`.
+
+    What is broken is reported, not raised: each line of `problems` is something without which K3HAL does not run.
+    """
+    problems = [f"package {name} is not installed" for name in _REQUIRED if _version(name) is None]
+    torch = _torch(problems)
+    devices = _devices(problems) if torch else ()
     return {
         "k3hal": __version__,
         "machine": _machine(),
         "python": {"version": platform.python_version(), "executable": sys.executable},
         "packages": {name: _version(name) for name in (*_REQUIRED, *_OPTIONAL)},
-        "missing": [name for name in _REQUIRED if _version(name) is None],
-        "torch": _torch(),
-        "devices": _devices(),
+        "torch": torch,
+        "devices": [_facts(device) for device in devices],
+        "would_run": _would_run(devices[0], problems) if devices else None,
         "cache": _cache(),
+        "problems": problems,
     }
-
-
-def cache_dir() -> Path:
-    """Where built checkpoints and other regenerable files live."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "k3hal"
 
 
 def _machine() -> dict[str, Any]:
-    model, flags = _cpu_info(Path("/proc/cpuinfo"))
-    memory = psutil.virtual_memory()
+    total, available = host_memory()
     return {
         "system": f"{platform.system()} {platform.release()}",
-        "architecture": platform.machine(),
-        "cpu": model or platform.processor() or None,
-        "cores": psutil.cpu_count(logical=False),
-        "threads": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count(),
-        "isa": [flag for flag in _ISA_OF_INTEREST if flag in flags],
-        "memory_total": memory.total,
-        "memory_available": memory.available,
+        "architecture": cpu_arch(),
+        "cpu": cpu_name(),
+        "threads": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "isa": sorted(cpu_features()),
+        "memory_total": total,
+        "memory_available": available,
     }
-
-
-def _cpu_info(path: Path) -> tuple[str | None, set[str]]:
-    """Model name and flags of the first processor; (None, empty) on a system without the file."""
-    if not path.exists():
-        return None, set()
-    fields: dict[str, str] = {}
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        key, _, value = line.partition(":")
-        fields.setdefault(key.strip(), value.strip())
-    return fields.get("model name"), set((fields.get("flags") or fields.get("Features") or "").split())
 
 
 def _version(name: str) -> str | None:
@@ -79,11 +65,12 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _torch() -> dict[str, Any]:
+def _torch(problems: list[str]) -> dict[str, Any] | None:
     try:
         import torch
     except (ImportError, OSError) as error:
-        return {"error": f"import torch failed: {error}"}
+        problems.append(f"import torch failed: {error}")
+        return None
     return {
         "version": torch.__version__,
         "cuda": torch.version.cuda,
@@ -93,29 +80,46 @@ def _torch() -> dict[str, Any]:
     }
 
 
-def _devices() -> list[dict[str, Any]]:
-    """The CPU, then each accelerator torch sees, by the names `--device` takes."""
-    found: list[dict[str, Any]] = [{"device": "cpu", "name": platform.machine(), "memory_total": None}]
+def _devices(problems: list[str]) -> tuple[DeviceDescription, ...]:
+    """Accelerators first, the CPU last: the first is what `--device auto` means."""
+    from k3hal.dispatch.probe import present_devices
+
     try:
-        import torch
-    except (ImportError, OSError):
-        return found  # `torch` in the report says why
-    if not torch.accelerator.is_available():
-        return found
-    kind = torch.accelerator.current_accelerator()
-    assert kind is not None
-    module = torch.get_device_module(kind)
-    name = "rocm" if torch.version.hip else kind.type
-    for index in range(torch.accelerator.device_count()):
-        properties = module.get_device_properties(index)
-        found.append(
-            {
-                "device": f"{name}:{index}",
-                "name": getattr(properties, "name", None),
-                "memory_total": getattr(properties, "total_memory", None),
-            }
-        )
-    return found
+        return present_devices()
+    except K3HALError as error:
+        problems.append(str(error))
+        return ()
+
+
+def _facts(device: DeviceDescription) -> dict[str, Any]:
+    return {
+        "device": device.id,
+        "name": device.title,
+        "arch": device.arch,
+        "memory_total": device.memory_bytes,
+        "features": sorted(device.features),
+    }
+
+
+def _would_run(device: DeviceDescription, problems: list[str]) -> dict[str, Any] | None:
+    """Which provider each operator of the default model would get on `device`, K3HAL_OPS included."""
+    from k3hal.dispatch.assemble import build_selector
+    from k3hal.dispatch.call import Call
+    from k3hal.model.config import ModelConfig
+    from k3hal.model.presets import preset_config
+    from k3hal.model.requests import model_requests
+
+    dtype = "float32" if device.vendor == "cpu" else "bfloat16"
+    providers: dict[str, str] = {}
+    try:
+        selector = build_selector(fallback="warn")
+        for request in model_requests(ModelConfig.from_json(preset_config(DEFAULT_PRESET)), dtype, dtype):
+            call = Call(request.op, device, dtype, request.phase, request.dims)
+            providers[request.op] = selector.decide(call).provider
+    except K3HALError as error:
+        problems.append(str(error))
+        return None
+    return {"model": DEFAULT_PRESET, "device": device.id, "dtype": dtype, "operators": providers}
 
 
 def _cache() -> dict[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from k3hal.dispatch.words import nearest
 from k3hal.errors import UsageError
-from k3hal.suggest import did_you_mean
 
 PREFIX = "K3HAL_"
 
@@ -30,7 +30,7 @@ def check_environment(environ: Mapping[str, str]) -> None:
         if not name.startswith(PREFIX):
             continue
         if name not in VARIABLES:
-            raise UsageError(f"unknown environment variable {name}", hint=did_you_mean(name, VARIABLES))
+            raise UsageError(f"unknown environment variable {name}", hint=nearest(name, VARIABLES))
         choices = VARIABLES[name].choices
         if choices and environ[name] not in choices:
             raise UsageError(f"{name} is {environ[name]!r}", hint=f"it takes {' or '.join(choices)}")

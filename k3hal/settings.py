@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, ValidationError
 
+from k3hal.dispatch.words import nearest
 from k3hal.errors import ConfigError, K3HALError, UsageError
-from k3hal.suggest import did_you_mean
 
 
 class Settings(BaseModel):
@@ -53,16 +53,16 @@ def load_settings(
     environ = os.environ if environ is None else environ
     fields = kind.model_fields
     layers: list[tuple[str, type[K3HALError], dict[str, Any]]] = [
-        (str(config), ConfigError, read_config(config, fields) if config else {}),
-        ("the environment", UsageError, {k: environ[v] for k, v in _FROM_ENVIRONMENT.items() if environ.get(v)}),
-        ("the command line", UsageError, {k: v for k, v in flags.items() if k in fields and v is not None}),
+        (f"{config}: ", ConfigError, read_config(config, fields) if config else {}),
+        ("in the environment, ", UsageError, {k: environ[v] for k, v in _FROM_ENVIRONMENT.items() if environ.get(v)}),
+        ("--", UsageError, {k: v for k, v in flags.items() if k in fields and v is not None}),
     ]
     merged: dict[str, Any] = {}
     for source, error_class, values in layers:
         try:
             kind(**values)
         except ValidationError as error:
-            raise error_class(f"{source}: {_first_problem(error)}") from error
+            raise error_class(f"{source}{_first_problem(error)}") from error
         merged |= values
     return kind(**merged)
 
@@ -74,7 +74,7 @@ def read_config(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{path}: cannot parse: {' '.join(str(error).split())}") from error
     if data is None:
         return {}
     if not isinstance(data, dict):
@@ -83,7 +83,7 @@ def read_config(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in data.items():
         name = str(key).replace("-", "_")
         if name not in fields:
-            raise ConfigError(f"{path}: unknown key {key!r}", hint=did_you_mean(name, fields))
+            raise ConfigError(f"{path}: unknown key {key!r}", hint=nearest(name, fields))
         if name in values:
             raise ConfigError(f"{path}: {key!r} is given twice")
         values[name] = value
@@ -96,6 +96,8 @@ class _UniqueKeyLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be a name", key_node.start_mark)
             if key_node.value in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"{key_node.value!r} is given twice", key_node.start_mark

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,10 +87,6 @@ class ModelConfig:
         except ConfigError as error:
             raise ConfigError(origin + error.message, hint=error.hint) from error
 
-    def replace(self, **changes: Any) -> ModelConfig:
-        """A copy with some fields changed. The copy is not validated."""
-        return dataclasses.replace(self, **changes)
-
     @property
     def eos_token_id(self) -> int | None:
         """The first end-of-sequence id."""
@@ -159,7 +154,7 @@ def _parse(top: Fields, latent_norm_eps: float) -> ModelConfig:
     if not 0 < latent_norm_eps < 1:
         raise ConfigError(f"mla_latent_norm_eps is {latent_norm_eps}; expected a number between 0 and 1")
     _refuse_what_has_no_meaning(top, text)
-    num_layers = text.integer("num_hidden_layers", high=10_000)
+    num_layers = text.integer("num_hidden_layers", high=1000)
     vocab_size = text.integer("vocab_size")
     config = ModelConfig(
         architecture=architecture,
@@ -229,7 +224,7 @@ def _experts(text: Fields, num_layers: int) -> dict[str, Any]:
     for keys in (("num_expert_group", "n_group"), ("topk_group",)):
         if text.has(*keys):
             text.integer(*keys, low=1, high=1)
-    num_experts = text.integer("num_experts", "num_local_experts")
+    num_experts = text.integer("num_experts", "num_local_experts", high=1 << 16)
     latent = text.optional_integer("routed_expert_hidden_size")
     return {
         "num_experts": num_experts,

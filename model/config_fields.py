@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,10 +57,9 @@ class Fields:
         value = self.data.get(found)
         if value is None and default is not None:
             return default
-        bad = isinstance(value, bool) or not isinstance(value, int | float)
-        if bad or not math.isfinite(value) or not low < value < high:
-            raise self.fail(found, _range_text(low, high))
-        return float(value)
+        if isinstance(value, int | float) and not isinstance(value, bool) and _in_range(value, low, high):
+            return float(value)
+        raise self.fail(found, _range_text(low, high))
 
     def boolean(self, *keys: str, default: bool | None = None) -> bool:
         found = self._found(keys)
@@ -75,7 +75,7 @@ class Fields:
         value = self.data.get(found)
         if value is None and default is not None:
             return default
-        if value not in among:
+        if not isinstance(value, str) or value not in among:
             raise self.fail(found, " or ".join(repr(name) for name in among))
         return value
 
@@ -98,6 +98,11 @@ class Fields:
     def require_absent(self, key: str, why: str) -> None:
         if self.data.get(key) is not None:
             raise self.fail(key, f"no such key: {why}")
+
+
+def _in_range(value: int | float, low: float, high: float) -> bool:
+    """Compared as given: an integer too large for a float is out of range, not an overflow."""
+    return low < value < high and abs(value) <= sys.float_info.max
 
 
 def _range_text(low: float, high: float) -> str:

@@ -42,7 +42,7 @@ def vision_config(top: Fields) -> VisionConfig | None:
         pos_height=vision.integer("init_pos_emb_height"),
         pos_width=vision.integer("init_pos_emb_width"),
         hidden_size=vision.integer("vt_hidden_size"),
-        num_layers=vision.integer("vt_num_hidden_layers", high=10_000),
+        num_layers=vision.integer("vt_num_hidden_layers", high=1000),
         intermediate_size=vision.integer("vt_intermediate_size"),
         qkv_size=vision.integer("qkv_hidden_size"),
         merge=(merge[0], merge[1]),

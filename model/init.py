@@ -1,8 +1,9 @@
 """Random weights for a checkpoint that behaves: healthy activations, spread router scores, memory of mixed length.
 
-A tensor's kind is the tail of its name. Scales are chosen so that every layer moves the residual stream by about as
-much as the embedding holds, attention scores and logits have a standard deviation of one to three, and KDA's decay per
-token ranges from almost none to strong.
+A tensor's kind is the tail of its name. Attention scores and logits have a standard deviation of one to three, and
+KDA's decay per token ranges from almost none to strong. Each layer moves the residual stream by a small part of it:
+with larger steps a random network is chaotic, and bf16 rounding, through near-tied experts, would part two right
+implementations by as much as a fault does.
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ _GAINS = {
     "q_proj": 1.5,
     "kv_b_proj": 1.2,
     "f_b_proj": 0.7,
-    "gate": 1.5,
-    "down_proj": 1.5,
-    "w2": 1.5,
-    "routed_expert_up_proj": 0.7,
+    "o_proj": 0.15,
+    "down_proj": 0.15,
+    "w2": 0.06,
+    "routed_expert_up_proj": 0.03,
+    "self_attention_res_proj": 0.3,
+    "mlp_res_proj": 0.3,
+    "output_attn_res_proj": 0.3,
 }
 """Output standard deviation of a projection for unit inputs, by the name before `.weight`; others 1.0."""
 

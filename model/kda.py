@@ -35,13 +35,20 @@ class KDA:
         self.in_proj = build.fuse_rows([name(f"{p}.weight") for p, _ in parts], [n for _, n in parts], cfg.hidden_size)
         self.f_b = reader.get(name("f_b_proj.weight"), shard=build.parallel.column())
         self.g_b = None if cfg.full_rank_gate else reader.get(name("g_b_proj.weight"), shard=build.parallel.column())
-        self.conv_weight = torch.empty(3 * width, cfg.conv_width, dtype=torch.float32, device=build.device)
-        for part, letter in zip(self.conv_weight.unsqueeze(1).split(width), "qkv", strict=True):
+        conv_weight = torch.empty(3 * width, cfg.conv_width, dtype=torch.float32, device=build.device)
+        for part, letter in zip(conv_weight.unsqueeze(1).split(width), "qkv", strict=True):
             reader.fill(part, name(f"{letter}_conv1d.weight"), shard=build.parallel.column())
-        # Stored longer than the head count (padding) or as [1, 1, H, 1]: only the first H entries mean anything.
-        self.a_log = reader.get(name("A_log"), torch.float32).flatten()[: self.heads].contiguous()
-        self.dt_bias = reader.get(name("dt_bias"), torch.float32).view(self.heads, self.head_dim)
-        self.norm_weight = reader.get(name("o_norm.weight"), torch.float32)
+        small = {
+            "conv_weight": conv_weight,
+            # Stored longer than the head count (padding) or as [1, 1, H, 1]: only the first H entries mean anything.
+            "A_log": reader.get(name("A_log"), torch.float32).flatten()[: self.heads].contiguous(),
+            "dt_bias": reader.get(name("dt_bias"), torch.float32).view(self.heads, self.head_dim),
+            "norm_weight": reader.get(name("o_norm.weight"), torch.float32),
+        }
+        # A provider may lay these out anew, so each phase has its own; in the operators' argument order.
+        prefill = build.ops.prepare("kda_prefill", layer, "prefill", **small)
+        decode = build.ops.prepare("kda_decode", layer, "decode", **small)
+        self.prefill_weights, self.decode_weights = (tuple(w[key] for key in small) for w in (prefill, decode))
         self.o_proj = reader.get(name("o_proj.weight"), shard=build.parallel.row())
 
     def __call__(self, x: Tensor, batch: StepBatch, cache: CacheViews) -> Tensor:
@@ -51,13 +58,14 @@ class KDA:
         raw_gate = linear(f_a, self.f_b).view(shape)
         out_gate = (z if self.g_b is None else linear(z, self.g_b)).view(shape)
         conv, state = cache.conv[self.index], cache.state[self.index]
-        weights = (self.conv_weight, self.a_log, self.dt_bias, self.norm_weight)
         inputs, split, outs = (qkv, raw_gate, beta, out_gate), batch.num_decodes, []
         if batch.decode:
             rows = inputs if batch.prefill is None else tuple(t[:split] for t in inputs)
-            outs.append(self.decode(*rows, *weights, conv, state, batch.decode.slots, self.lower_bound, self.eps))
+            outs.append(
+                self.decode(*rows, *self.decode_weights, conv, state, batch.decode.slots, self.lower_bound, self.eps)
+            )
         if batch.prefill:
             rows = inputs if batch.decode is None else tuple(t[split:] for t in inputs)
             spans = (batch.prefill.slots, batch.prefill.cu_seqlens, batch.prefill.has_state)
-            outs.append(self.prefill(*rows, *weights, conv, state, *spans, self.lower_bound, self.eps))
+            outs.append(self.prefill(*rows, *self.prefill_weights, conv, state, *spans, self.lower_bound, self.eps))
         return linear(outs[0] if len(outs) == 1 else torch.cat(outs), self.o_proj)

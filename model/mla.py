@@ -72,5 +72,5 @@ class MLA:
         absorbed = torch.empty(q.shape[0], self.heads, self.rank + self.rope, dtype=q.dtype, device=q.device)
         absorbed[..., : self.rank] = torch.bmm(q[..., : self.nope].transpose(0, 1), self.w_uk).transpose(0, 1)
         absorbed[..., self.rank :] = q[..., self.nope :]
-        latent = self.decode(absorbed, kv, batch.decode.page_table, batch.decode.seq_lens, self.scale)
+        latent = self.decode(absorbed, kv, batch.decode.page_table, batch.decode.seq_lens, self.scale, self.rank)
         return torch.bmm(latent.transpose(0, 1), self.w_uv.transpose(1, 2)).transpose(0, 1)

@@ -67,7 +67,7 @@ class MoE:
             self.extra = {"expert_format": cfg.expert_format, "eps": cfg.rms_norm_eps}
         else:
             self.extra = {}
-        self.weights = dict(build.ops.prepare(self.op, layer, weights))
+        self.weights = dict(build.ops.prepare(self.op, layer, "any", **weights))
 
     def __call__(self, x: Tensor) -> Tensor:
         scores = linear(x.float(), self.router)

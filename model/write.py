@@ -21,7 +21,7 @@ from k3hal.model.presets import PRESETS, preset_config, shard_limit
 from k3hal.model.safetensors_io import file_order, write_shard
 from k3hal.model.synthetic_vocab import synthetic_vocab_bytes
 
-GENERATOR_VERSION = 1
+GENERATOR_VERSION = 2
 """Grows whenever a preset with the same seed would come out different, so that cached copies are made anew."""
 
 ProgressFn = Callable[[int], None]
@@ -66,7 +66,7 @@ def write_checkpoint(
         raw = random_tensor(config, spec, seed)
         if progress is not None:
             progress(spec.nbytes)
-        return memoryview(raw.astype(raw.dtype.newbyteorder("<"), copy=False)).cast("B")
+        return raw.astype(raw.dtype.newbyteorder("<"), copy=False).data.cast("B")
 
     for number, specs in enumerate(shards, 1):
         shard = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
@@ -127,7 +127,7 @@ def _complete_or_absent(target: Path, force: bool) -> Iterator[Path]:
         scratch = _unused_sibling(target)
         scratch.mkdir()
         yield scratch
-        _swap(scratch, target)
+        _put_in_place(scratch, target, force)
     except OSError as error:
         raise InputError(f"cannot write {target}: {error.strerror or error}") from error
     finally:
@@ -150,9 +150,13 @@ def _check_target(target: Path, force: bool) -> None:
         )
 
 
-def _swap(scratch: Path, target: Path) -> None:
-    """Put `scratch` where `target` is. Only an old checkpoint's own files are ever removed."""
-    if not target.exists():
+def _put_in_place(scratch: Path, target: Path, force: bool) -> None:
+    """Put `scratch` where `target` is.
+
+    Without `force` a directory that was filled meanwhile is left alone, since the rename fails. With it, only an old
+    checkpoint's own files are ever removed.
+    """
+    if not force or not target.exists():
         scratch.rename(target)
         return
     old = _unused_sibling(target)

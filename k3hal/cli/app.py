@@ -25,7 +25,9 @@ class Verb(NamedTuple):
 
 
 VERBS: dict[str, Verb] = {
+    "model": Verb("k3hal.cli.model:app", "Make, show, list and check checkpoints."),
     "doctor": Verb("k3hal.cli.doctor:doctor", "Show this machine, its devices and versions, and what would run."),
+    "op": Verb("k3hal.cli.op:app", "Operators: list and probe, plan and explain."),
     "render": Verb("k3hal.cli.render:render", "Show the exact prompt a chat request becomes."),
     "serve": Verb("k3hal.cli.serve:serve", "Serve a model over an OpenAI-compatible HTTP API."),
 }
@@ -51,6 +53,7 @@ def load_verb(name: str) -> Any:
     if isinstance(target, typer.Typer):
         target.rich_markup_mode = None
         group = typer.main.get_group(target)
+        group.no_args_is_help = True
         group.name = name
         return group
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -58,7 +61,7 @@ def load_verb(name: str) -> Any:
     return typer.main.get_command(single)
 
 
-app = typer.Typer(cls=LazyGroup, rich_markup_mode=None, help="Kimi K3 from one hardware-agnostic model text.")
+app = typer.Typer(cls=LazyGroup, rich_markup_mode=None, no_args_is_help=True)
 
 
 def _print_version(wanted: bool) -> None:
@@ -67,15 +70,10 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(invoke_without_command=True)
+@app.callback()
 def root(
-    ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
-) -> int | None:
+) -> None:
     """Kimi K3 from one hardware-agnostic model text."""
-    if ctx.invoked_subcommand is not None:
-        return None
-    typer.echo(ctx.get_help(), err=True)
-    return 4

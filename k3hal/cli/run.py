@@ -17,6 +17,7 @@ from k3hal.env import check_environment, debug_enabled
 from k3hal.errors import K3HALError, UsageError
 
 EXIT_CRASH = 3
+EXIT_USAGE = 4
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
 BUG_REPORT = "the project's issue tracker"
@@ -58,6 +59,9 @@ def _invoke(command: Any, args: list[str]) -> int:
     except typer.Exit as stop:
         return stop.exit_code
     except typer.TyperException as error:
+        if error.format_message().startswith("Usage: "):  # a group without a verb answers with its help
+            typer.echo(error.format_message(), err=True)
+            return EXIT_USAGE
         context = getattr(error, "ctx", None)
         help_line = f"see `{context.command_path} --help`" if context else "see `k3hal --help`"
         raise UsageError(error.format_message().rstrip("."), hint=help_line) from error

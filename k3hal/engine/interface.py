@@ -17,7 +17,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One sequence to continue. `n > 1` is several requests; the caller fans out."""
+    """One sequence to continue. `n > 1` is several requests; the caller fans out. Lower `priority` numbers go first."""
 
     request_id: str
     prompt_token_ids: Sequence[int]

@@ -1,0 +1,36 @@
+# make serve   set up and serve a small model on http://127.0.0.1:8000
+# make test    set up, run every check and the tests
+# make setup   only make .venv        make check   only the checks        make nightly   the long tests
+#
+# PYTHON names the interpreter to build .venv from (3.11 or newer). MODEL is what `make serve` serves.
+
+VENV ?= .venv
+PYTHON ?= python3
+MODEL ?=
+SERVE_ARGS ?=
+PYTEST_ARGS ?=
+
+STAMP := $(VENV)/.k3hal-setup
+export PYTHON
+
+.PHONY: setup serve test check nightly
+.DEFAULT_GOAL := setup
+
+setup: $(STAMP)
+
+# Set up again only when what is installed may have changed; sources are used in place.
+$(STAMP): pyproject.toml constraints/cpu.txt ci/setup
+	ci/setup $(VENV)
+	@touch $@
+
+serve: $(STAMP)
+	$(VENV)/bin/k3hal serve $(MODEL) $(SERVE_ARGS)
+
+check: $(STAMP)
+	ci/check $(VENV)/bin
+
+test: check
+	$(VENV)/bin/python -m pytest -m "not nightly and not device" $(PYTEST_ARGS)
+
+nightly: $(STAMP)
+	ci/nightly $(VENV)/bin

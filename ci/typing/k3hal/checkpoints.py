@@ -1,0 +1,1 @@
+../../../k3hal/checkpoints.py

@@ -1,1 +1,0 @@
-../../../k3hal/suggest.py

@@ -1,0 +1,83 @@
+"""The router's choice: biased sigmoid top-k, unbiased weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from k3hal.dispatch.operator import Cost, Operator, Sample
+
+
+def moe_route(logits: Tensor, bias: Tensor, top_k: int, renormalize: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """Weights fp32 `[T, k]` and expert ids int32 `[T, k]`, by descending biased score, ties to the lower id.
+
+    logits fp32 [T, E], bias fp32 [E]. With s = sigmoid(logits): ids are the top k of s + bias; weights are s there,
+    without the bias, divided by (their sum + 1e-20) if `renormalize`, times `scale`. fp32. Nothing mutated.
+    Source: k3_architecture.md §5.1.
+    """
+    scores = torch.sigmoid(logits)
+    ids = torch.sort(scores + bias, dim=-1, descending=True, stable=True).indices[:, :top_k]
+    weights = scores.gather(1, ids)
+    if renormalize:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+    return weights * scale, ids.int()
+
+
+def _logits(g: torch.Generator, tokens: int, experts: int, kind: str) -> tuple[Tensor, Tensor]:
+    """Scores too far apart for the rounding of a sigmoid to reorder them, except where equal on purpose."""
+    grid = torch.linspace(0.03, 0.97, experts).logit()
+    logits = grid[torch.rand(tokens, experts, generator=g).argsort(dim=-1)]
+    bias = torch.zeros(experts)
+    if kind == "ties":
+        logits = torch.randint(0, 3, (tokens, experts), generator=g).float()
+    elif kind == "all_equal":
+        logits = torch.full((tokens, experts), 0.25)
+    elif kind == "saturated":
+        logits = torch.where(logits > 0, 200.0, -200.0)
+    elif kind == "biased":
+        # Every bias is a whole multiple of more than the scores' range: the order is the bias's alone.
+        bias = torch.randperm(experts, generator=g).float() - 2.0
+    return logits, bias
+
+
+def _sample(
+    name: str, tokens: int, experts: int, top_k: int, tags: set[str], renormalize: bool = True, scale: float = 1.0
+) -> Sample:
+    def make(g: torch.Generator) -> dict[str, Any]:
+        logits, bias = _logits(g, tokens, experts, name)
+        return {"logits": logits, "bias": bias, "top_k": top_k, "renormalize": renormalize, "scale": scale}
+
+    return Sample(name, make, {"experts": experts, "top_k": top_k}, "float32", tags=frozenset(tags))
+
+
+def samples() -> Iterator[Sample]:
+    """Tiny, plain and renormalised, ties, saturation to exact 0 and 1, all experts chosen, and 16 of 896."""
+    yield _sample("tiny", 3, 8, 2, {"tiny"})
+    yield _sample("one", 1, 16, 4, {"tiny"})
+    yield _sample("plain", 5, 16, 4, {"tiny"}, renormalize=False, scale=2.446)
+    yield _sample("biased", 9, 32, 8, {"tiny", "adversarial"})
+    yield _sample("ties", 17, 33, 7, {"edge", "adversarial"})
+    yield _sample("all_equal", 4, 16, 5, {"edge", "adversarial"})
+    yield _sample("saturated", 4, 16, 12, {"edge", "adversarial"})
+    yield _sample("every_expert", 4, 6, 6, {"edge"})
+    yield _sample("no_rows", 0, 8, 2, {"edge", "adversarial"})
+    yield _sample("k3", 65, 896, 16, {"k3"})
+    yield _sample("kimi_linear", 64, 256, 8, {"k3"}, scale=2.446)
+
+
+def cost(logits: Tensor, bias: Tensor, top_k: int, renormalize: bool, scale: float) -> Cost:
+    """One pass over the logits."""
+    return Cost(8.0 * logits.numel(), logits.nbytes + bias.nbytes + 8.0 * logits.shape[0] * top_k)
+
+
+OPERATOR = Operator(
+    reference=moe_route,
+    family="moe",
+    outputs={"weights": "fp32", "ids": "exact"},
+    samples=samples,
+    cost=cost,
+    invariants=("batch_composition", "ties_to_lowest_id"),
+)

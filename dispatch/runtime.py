@@ -1,0 +1,143 @@
+"""What the engine needs of a device besides operators; backends supply it, the engine imports no vendor's API."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from k3hal.dispatch.device import DeviceDescription
+from k3hal.dispatch.errors import UnsupportedError
+from k3hal.dispatch.registry import BackendError, Registry, default_registry
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFigures:
+    """Bytes of device memory: what this process may use at most, and what is free now."""
+
+    total: int
+    free: int
+
+
+class Event(Protocol):
+    """A point in a stream's work."""
+
+    def query(self) -> bool:
+        """Whether the work before the event has finished; never waits."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait in the host until the work before the event has finished."""
+        ...
+
+    def elapsed_since(self, earlier: Event) -> float:
+        """Seconds between two events of this runtime that have both finished."""
+        ...
+
+
+class Stream(Protocol):
+    """A queue of device work that runs in order; work of two streams is ordered only by `wait`."""
+
+    def record(self) -> Event:
+        """An event after the work queued so far."""
+        ...
+
+    def wait(self, event: Event) -> None:
+        """Let work queued from now on start after the event; does not block the host."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait in the host until all queued work has finished."""
+        ...
+
+    def use(self) -> AbstractContextManager[Any]:
+        """Queue the work of the `with` block here."""
+        ...
+
+
+class Graph(Protocol):
+    """Captured work over fixed tensors."""
+
+    def replay(self) -> None:
+        """Queue the captured work on the current stream; it reads and writes the tensors it was captured with."""
+        ...
+
+
+@runtime_checkable
+class DeviceRuntime(Protocol):
+    """One device of one process."""
+
+    device: DeviceDescription
+    supports_graphs: bool
+
+    def memory(self) -> MemoryFigures:
+        """Present memory figures."""
+        ...
+
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        """A zeroed uint8 arena [num_bytes] on the device, aligned to 64 bytes. `CapacityError` if it does not fit."""
+        ...
+
+    def allocate_pinned(self, num_bytes: int) -> torch.Tensor:
+        """A zeroed uint8 host buffer [num_bytes] the device can copy from and to without a staging copy."""
+        ...
+
+    def new_stream(self) -> Stream:
+        """A stream of its own."""
+        ...
+
+    def current_stream(self) -> Stream:
+        """The stream work is queued on now."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait in the host for all streams."""
+        ...
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        """Capture `work`, which must have run once before. `UnsupportedError` where `supports_graphs` is False."""
+        ...
+
+    def new_group(self, ranks: Sequence[int]) -> Any:
+        """The process group of these global ranks, for the collective operators; None for a single rank.
+
+        Every rank of the job must call it. `UnsupportedError` if torch.distributed is not initialised.
+        """
+        ...
+
+    def generator(self, seed: int) -> torch.Generator:
+        """A random generator on the device; the same seed gives the same numbers."""
+        ...
+
+
+def runtime_for(device: DeviceDescription, registry: Registry | None = None) -> DeviceRuntime:
+    """The runtime of a present device, from the backend of its vendor with the highest priority that has one.
+
+    Raises `UnsupportedError` for a described machine or a vendor nobody has a runtime for, `BackendError` for a
+    manifest that names none.
+    """
+    if not device.present:
+        raise UnsupportedError(f"{device.id} describes a machine that is not here", hint="nothing can run on it")
+    backends = (registry or default_registry()).backends.values()
+    able = sorted(
+        (b for b in backends if b.runtime and device.vendor in b.vendors), key=lambda b: (-b.priority, b.name)
+    )
+    if not able:
+        raise UnsupportedError(
+            f"no backend has a device runtime for {device.id} ({device.vendor})",
+            hint="install the vendor's package, or use --device cpu",
+        )
+    module, _, name = able[0].runtime.partition(":")
+    try:
+        make = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise BackendError(f"backend {able[0].name}: runtime {able[0].runtime!r} cannot be loaded: {error}") from error
+    runtime = make(device)
+    if not isinstance(runtime, DeviceRuntime):
+        raise BackendError(f"backend {able[0].name}: {able[0].runtime} is not a DeviceRuntime")
+    return runtime

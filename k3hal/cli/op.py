@@ -1,0 +1,260 @@
+"""`k3hal op`: which provider runs each operator, on this machine or a described one, and why."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from k3hal.cli.common import DType, Json, KvCacheDType, Ops, Plan
+from k3hal.cli.output import print_json
+from k3hal.errors import UsageError
+
+if TYPE_CHECKING:
+    from k3hal.dispatch.device import DeviceDescription
+    from k3hal.dispatch.plan import DispatchPlan
+    from k3hal.dispatch.provider import Provider
+    from k3hal.dispatch.registry import Registry
+    from k3hal.dispatch.select import Decision
+
+app = typer.Typer(no_args_is_help=True, help="Operators: providers, probes, plans and explanations.")
+
+AnyDevice = Annotated[
+    str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda:1, rocm, npu, or a described one (mi355x).")
+]
+OpGlob = Annotated[str, typer.Option("--op", metavar="GLOB", help='Only these operators: "kda_*".')]
+# Toolkits and libraries worth showing whether or not a provider asks for them.
+_PACKAGES = ("torch", "triton", "cuda", "rocm", "cann")
+
+
+@app.command("list")
+def list_operators(device: AnyDevice = "auto", op: OpGlob = "*", as_json: Json = False) -> None:
+    """List operators, their providers, and whether this machine meets what each needs."""
+    from k3hal.dispatch.probe import resolve_device
+    from k3hal.dispatch.registry import default_registry, get_operator, operator_names
+    from k3hal.dispatch.words import nearest
+
+    machine, registry = resolve_device(device), default_registry()
+    names = [name for name in operator_names() if fnmatchcase(name, op)]
+    if not names:
+        raise UsageError(f"no operator matches {op!r}", hint=nearest(op, operator_names()))
+    rows = []
+    for name in names:
+        operator = get_operator(name)
+        rows.append(
+            {
+                "op": name,
+                "family": operator.family,
+                "summary": operator.summary,
+                "lowers_to": list(operator.lowers_to),
+                "providers": [_availability(provider, machine, registry) for provider in registry.of(name)],
+            }
+        )
+    if as_json:
+        print_json("k3hal.op_list/1", {"device": machine.id, "operators": rows})
+        return
+    for row in rows:
+        typer.echo(f"{row['op']}  {row['summary']}")
+        for provider in row["providers"]:
+            verdict = "available" if provider["available"] else "; ".join(provider["reasons"])
+            typer.echo(f"    {provider['provider']:<24} {verdict}")
+        if not row["providers"]:
+            typer.echo("    no provider" + (f"; composed of {', '.join(row['lowers_to'])}" if row["lowers_to"] else ""))
+
+
+def _availability(provider: Provider, machine: DeviceDescription, registry: Registry) -> dict[str, Any]:
+    """Whether the machine meets a provider's needs; shapes are not looked at."""
+    from k3hal.dispatch.call import Call
+
+    dtype = (*provider.needs.dtypes, "bfloat16")[0]
+    unmet = provider.needs.unmet(Call(provider.op, machine, dtype))
+    return {
+        "provider": provider.id,
+        "backend": provider.backend,
+        "available": not unmet,
+        "reasons": list(unmet),
+        "auto": registry.backends[provider.backend].auto,
+        "priority": registry.priority(provider),
+        "graph_safe": provider.graph_safe,
+        "deterministic": provider.deterministic,
+    }
+
+
+@app.command("probe")
+def probe_devices(
+    device: Annotated[
+        str | None,
+        typer.Option("--device", metavar="DEVICE", help="One device, also a described one; default: all here."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what the devices of this machine are, as providers see them."""
+    from k3hal.cli.op_calls import device_json
+    from k3hal.dispatch.probe import present_devices, resolve_device
+    from k3hal.dispatch.registry import default_registry
+
+    devices = present_devices() if device is None else (resolve_device(device),)
+    packages = {*_PACKAGES, *(name for p in default_registry().providers for name in p.needs.packages)}
+    facts = [device_json(d, packages) for d in devices]
+    if as_json:
+        print_json("k3hal.op_probe/1", {"devices": facts})
+        return
+    for fact in facts:
+        typer.echo(f"{fact['device']}  {fact['title']}")
+        rates = ", ".join(f"{name} {rate / 1e12:g}" for name, rate in fact["flops"].items())
+        lines = {
+            "arch": f"{fact['vendor']} {fact['arch']}",
+            "memory": f"{fact['memory_bytes'] / 1e9:.1f} GB" if fact["memory_bytes"] else "unknown",
+            "bandwidth": f"{fact['bandwidth'] / 1e12:g} TB/s" if fact["bandwidth"] else "unknown",
+            "TFLOP/s": rates or "unknown",
+            "features": " ".join(fact["features"]) or "none known",
+            "packages": ", ".join(f"{name} {version}" for name, version in fact["packages"].items()) or "none",
+            "source": fact["source"],
+        }
+        for label, value in lines.items():
+            typer.echo(f"    {label:<10} {value}")
+        for note in fact["notes"]:
+            typer.echo(f"    note       {note}")
+
+
+@app.command("plan")
+def plan_model(
+    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="Directory or config.json.")] = None,
+    device: AnyDevice = "auto",
+    dtype: DType = None,
+    kv_cache_dtype: KvCacheDType = None,
+    tp: Annotated[int, typer.Option("--tp", metavar="N", help="Ranks the model is split over.")] = 1,
+    ops: Ops = None,
+    fallback: Annotated[
+        str, typer.Option("--fallback", metavar="strict|warn", help="strict refuses where only a reference is left.")
+    ] = "warn",
+    plan: Plan = None,
+    save: Annotated[Path | None, typer.Option("--save", metavar="FILE", help="Write the plan for --plan.")] = None,
+    diff: Annotated[Path | None, typer.Option("--diff", metavar="FILE", help="Compare with a saved plan.")] = None,
+    as_json: Json = False,
+) -> int:
+    """Decide which provider runs each operator of a model (default: the full-size Kimi K3).
+
+    With --diff, prints where the saved plan differs and exits with 1 if it does.
+    """
+    from k3hal.dispatch.plan_file import SCHEMA, load_plan, plan_json, save_plan, saved
+    from k3hal.dispatch.plan_pin import compare_plans
+
+    made = _make_plan(model, device, (dtype, kv_cache_dtype, tp), ops, fallback, plan)
+    if save:
+        save_plan(made, save)
+    differences = compare_plans(load_plan(diff), saved(made)) if diff else ()
+    if as_json:
+        payload = {key: value for key, value in plan_json(made).items() if key != "schema"}
+        print_json(SCHEMA, payload | ({"differences": [str(d) for d in differences]} if diff else {}))
+    elif diff:
+        typer.echo("\n".join(map(str, differences)) or "no difference")
+    else:
+        _print_plan(made)
+    return 1 if differences else 0
+
+
+def _make_plan(
+    model: str | None,
+    device: str,
+    shape: tuple[str | None, str | None, int],
+    ops: str | None,
+    fallback: str,
+    pinned: Path | None,
+) -> DispatchPlan:
+    from k3hal.cli.op_calls import FULL_SIZE, activation_dtype, cache_dtype, requests_of
+    from k3hal.dispatch.assemble import build_selector
+    from k3hal.dispatch.plan import make_plan
+    from k3hal.dispatch.plan_file import load_plan
+    from k3hal.dispatch.plan_pin import pin_plan
+    from k3hal.dispatch.probe import resolve_device
+
+    dtype = activation_dtype(shape[0])
+    machine = resolve_device(device)
+    selector = build_selector(ops, fallback)
+    requests = requests_of(model, dtype, cache_dtype(shape[1], dtype), shape[2])
+    name = model or FULL_SIZE
+    if pinned is None:
+        return make_plan(requests, selector, model=name, device=machine, dtype=dtype)
+    if selector.overrides:
+        raise UsageError("--plan pins every provider; it cannot be combined with --ops or K3HAL_OPS")
+    return pin_plan(load_plan(pinned), requests, selector.registry, model=name, device=machine, dtype=dtype)
+
+
+def _print_plan(plan: DispatchPlan) -> None:
+    from rich.console import Console
+
+    from k3hal.dispatch.plan_text import plan_summary, plan_table
+
+    Console().print(plan_table(plan))
+    typer.echo(plan_summary(plan))
+
+
+@app.command("explain")
+def explain(
+    op: Annotated[str, typer.Argument(metavar="OP", help="An operator's name.")],
+    device: AnyDevice = "auto",
+    dtype: DType = None,
+    phase: Annotated[
+        str | None, typer.Option("--phase", metavar="PHASE", help="prefill, decode, verify or any.")
+    ] = None,
+    dims: Annotated[
+        list[str] | None, typer.Option("--dims", metavar="NAME=VALUE,...", help="Put over the full-size model's dims.")
+    ] = None,
+    ops: Ops = None,
+    as_json: Json = False,
+) -> None:
+    """Show what every provider of an operator answers, and which one the policy takes."""
+    from k3hal.cli.op_calls import activation_dtype, call_of
+    from k3hal.dispatch.assemble import build_selector
+    from k3hal.dispatch.probe import resolve_device
+    from k3hal.dispatch.registry import get_operator
+
+    operator = get_operator(op)
+    selector = build_selector(ops, "warn")
+    call = call_of(operator, resolve_device(device), activation_dtype(dtype), phase, dims or ())
+    considered = selector.consider(call)
+    decision = selector.decide(call)
+    if as_json:
+        print_json(
+            "k3hal.op_explain/1",
+            {
+                "op": op,
+                "device": call.device.id,
+                "dtype": call.dtype,
+                "phase": call.phase,
+                "dims": dict(call.dims),
+                "considered": [
+                    {"provider": c.provider, "accepted": c.accepted, "reasons": list(c.reasons)} for c in considered
+                ],
+                "decision": _decision_json(decision),
+            },
+        )
+        return
+    shown = ", ".join(f"{name}={value}" for name, value in call.dims.items()) or "no dims"
+    typer.echo(f"{op}  {operator.summary}\non {call.device.id}, {call.dtype}, {call.phase}: {shown}")
+    for line in considered:
+        answer = "Yes" if line.accepted else "No "
+        typer.echo(f"    {line.provider:<24} {answer} {'; '.join(line.reasons)}".rstrip())
+    if not considered:
+        typer.echo("    no provider is registered")
+    _print_decision(op, decision, 0)
+
+
+def _decision_json(decision: Decision) -> dict[str, Any]:
+    return {
+        "provider": decision.provider,
+        "backend": decision.backend,
+        "policy": decision.policy,
+        "composed": decision.composed,
+        "reference": decision.reference,
+        "parts": {op: _decision_json(part) for op, part in decision.parts.items()},
+    }
+
+
+def _print_decision(op: str, decision: Decision, depth: int) -> None:
+    typer.echo(f"{'    ' * depth}{op} -> {decision.provider}  ({decision.policy})")
+    for name, part in decision.parts.items():
+        _print_decision(name, part, depth + 1)

@@ -1,0 +1,198 @@
+"""From a MODEL argument and options to an engine that is ready to start."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from k3hal.checkpoints import resolve_model
+from k3hal.dispatch.assemble import build_selector
+from k3hal.dispatch.device import DeviceDescription
+from k3hal.dispatch.plan import BoundOps, DispatchPlan, make_plan
+from k3hal.dispatch.plan_file import load_plan
+from k3hal.dispatch.plan_pin import pin_plan
+from k3hal.dispatch.probe import probe
+from k3hal.dispatch.runtime import DeviceRuntime, runtime_for
+from k3hal.engine.async_engine import AsyncEngine
+from k3hal.engine.cache.arena import CacheArena
+from k3hal.engine.cache.layout import CacheLayout
+from k3hal.engine.cache.paged import PagedCache
+from k3hal.engine.core import EngineCore
+from k3hal.engine.generation_config import read_generation_config
+from k3hal.engine.interface import EngineInfo
+from k3hal.engine.memory import GB, MemoryPlan, plan_memory, workspace_bytes
+from k3hal.engine.options import EngineOptions
+from k3hal.engine.runner import ModelRunner
+from k3hal.engine.sampler import Sampler
+from k3hal.engine.sampling import GenerationDefaults
+from k3hal.engine.scheduler import Scheduler
+from k3hal.errors import CheckpointError, UsageError
+from k3hal.model.checkpoint import Checkpoint
+from k3hal.model.config import ModelConfig
+from k3hal.model.k3 import K3Model
+from k3hal.model.progress import progress_bar
+from k3hal.model.reader import WeightReader
+from k3hal.model.requests import model_requests
+from k3hal.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+_DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float8_e4m3fn: "float8_e4m3fn"}
+_BF16_FEATURES = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """A loaded model with everything around it. `generation_defaults` maps `SamplingParams` names to values."""
+
+    engine: AsyncEngine
+    runner: ModelRunner
+    tokenizer: Tokenizer
+    model_name: str
+    generation_defaults: Mapping[str, Any]
+    plan: DispatchPlan
+    memory: MemoryPlan
+
+
+def build_engine(model: str | None = None, **options: Any) -> BuiltEngine:
+    """Load `model` (a checkpoint directory; None is the built-in default) with `EngineOptions`' names as keywords.
+
+    The engine is not started. Everything that can be refused is refused before the weights are read: raises
+    `UsageError`, `ConfigError`, `CheckpointError`, `DispatchError`, `PlanError`, `UnsupportedError` or `CapacityError`.
+    """
+    return build(resolve_model(model), EngineOptions.of(**options))
+
+
+def build(folder: Path, options: EngineOptions) -> BuiltEngine:
+    """As `build_engine`, from a directory and checked options."""
+    device = probe(options.device)
+    runtime = runtime_for(device)
+    checkpoint = Checkpoint.open(folder, mla_latent_norm_eps=options.mla_latent_norm_eps)
+    config = checkpoint.config
+    tokenizer = _tokenizer(Path(options.tokenizer or folder), config)
+    defaults, end_ids = read_generation_config(folder, config.vocab_size)
+    dtype, kv_dtype = choose_dtypes(options, device)
+    plan = _plan(config, options, device, folder.name, dtype, kv_dtype)
+    layout = CacheLayout.of(config, dtype, kv_dtype)
+    memory = _memory(checkpoint, layout, options, runtime, dtype)
+    logger.info("memory on %s: %s", device.id, memory)
+    ops = plan.bind()
+    arena = CacheArena(layout, runtime.allocate(memory.cache))
+    loaded = _load(checkpoint, ops, torch.device(device.torch_device), dtype)
+    info = EngineInfo(
+        max_model_len=memory.max_model_len,
+        vocab_size=config.vocab_size,
+        eos_token_ids=tuple(sorted({*config.eos_token_ids, *end_ids, *tokenizer.eos_ids})),
+        max_num_seqs=options.num_seqs,
+        max_num_batched_tokens=options.batched_tokens(on_cpu=device.vendor == "cpu"),
+        device=device.id,
+    )
+    sampler = Sampler(config.vocab_size, info.max_num_seqs, arena.pages.device, ops.fn("sample"))
+    runner = ModelRunner(loaded, arena, sampler, ops.fn("step_metadata"), ops.fn("copy_pages"))
+    core = assemble_core(runner, arena, info, defaults, options.queue)
+    return BuiltEngine(AsyncEngine(core), runner, tokenizer, folder.name, dataclasses.asdict(defaults), plan, memory)
+
+
+def assemble_core(
+    runner: ModelRunner, arena: CacheArena, info: EngineInfo, defaults: GenerationDefaults, max_queue: int
+) -> EngineCore:
+    """Cache and scheduler over an arena, and the core that drives them."""
+    cache = PagedCache(arena.layout, arena.num_slots, info.max_num_seqs, info.max_model_len)
+    scheduler = Scheduler(
+        cache,
+        max_num_seqs=info.max_num_seqs,
+        max_num_batched_tokens=info.max_num_batched_tokens,
+        max_queue=max_queue,
+    )
+    return EngineCore(scheduler, runner, info, defaults)
+
+
+def choose_dtypes(options: EngineOptions, device: DeviceDescription) -> tuple[torch.dtype, torch.dtype]:
+    """The activations' and the KV cache's dtype.
+
+    `auto` is the checkpoint's bfloat16, but float32 on a CPU without bfloat16 arithmetic. The KV cache follows unless
+    `fp8` is asked for. Raises `UsageError` for a KV cache in bfloat16 under float32 activations.
+    """
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(options.dtype)
+    if dtype is None:
+        slow = device.vendor == "cpu" and not device.features & _BF16_FEATURES
+        dtype = torch.float32 if slow and options.kv_cache_dtype != "bf16" else torch.bfloat16
+    if options.kv_cache_dtype == "fp8":
+        return dtype, torch.float8_e4m3fn
+    if options.kv_cache_dtype == "bf16" and dtype != torch.bfloat16:
+        raise UsageError(
+            "kv_cache_dtype bf16 needs dtype bfloat16", hint="use kv_cache_dtype auto or fp8 with dtype float32"
+        )
+    return dtype, dtype
+
+
+def _tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
+    tokenizer = Tokenizer.from_dir(folder)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise CheckpointError(
+            f"the tokenizer in {folder} has {tokenizer.vocab_size} ids, the model only {config.vocab_size}",
+            hint="use the tokenizer the model was made with",
+        )
+    return tokenizer
+
+
+def _plan(
+    config: ModelConfig,
+    options: EngineOptions,
+    device: DeviceDescription,
+    name: str,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+) -> DispatchPlan:
+    """The dispatch plan: a saved one pinned, or made under the policy in force."""
+    requests = model_requests(config, _DTYPE_NAMES[dtype], _DTYPE_NAMES[kv_dtype])
+    if options.plan is not None and options.ops:
+        raise UsageError("ops and plan both say what runs", hint="give one of them")
+    selector = build_selector(options.ops, options.fallback)
+    if options.plan is not None:
+        saved = load_plan(options.plan)
+        return pin_plan(saved, requests, selector.registry, model=name, device=device, dtype=_DTYPE_NAMES[dtype])
+    return make_plan(requests, selector, model=name, device=device, dtype=_DTYPE_NAMES[dtype])
+
+
+def _memory(
+    checkpoint: Checkpoint, layout: CacheLayout, options: EngineOptions, runtime: DeviceRuntime, dtype: torch.dtype
+) -> MemoryPlan:
+    on_cpu = runtime.device.vendor == "cpu"
+    config = checkpoint.config
+    tokens = options.batched_tokens(on_cpu=on_cpu)
+    return plan_memory(
+        config,
+        layout,
+        weights=weight_bytes(checkpoint, dtype),
+        workspace=workspace_bytes(config, dtype.itemsize, tokens, options.num_seqs),
+        free=runtime.memory().free,
+        budget=None if options.memory_budget is None else int(options.memory_budget * GB),
+        on_cpu=on_cpu,
+        max_model_len=options.max_model_len,
+        max_num_seqs=options.num_seqs,
+    )
+
+
+def weight_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
+    """Bytes the text tensors take in memory: what is stored in BF16 becomes `dtype`, the rest keeps its kind."""
+    return sum(
+        spec.nbytes * dtype.itemsize // 2 if spec.dtype == "BF16" else spec.nbytes for spec in checkpoint.specs.values()
+    )
+
+
+def _load(checkpoint: Checkpoint, ops: BoundOps, device: torch.device, dtype: torch.dtype) -> K3Model:
+    label = f"loading {checkpoint.path.name}"
+    with (
+        progress_bar(label, checkpoint.total_bytes) as progress,
+        WeightReader(checkpoint, device, dtype, progress) as reader,
+    ):
+        model = K3Model.load(checkpoint.config, ops, reader, device=device, dtype=dtype)
+        reader.finish()
+    return model

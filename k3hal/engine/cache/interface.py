@@ -1,0 +1,72 @@
+"""What the scheduler asks of a cache. Sequences are rows; every call gives all a sequence needs or nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+
+def _no_pages() -> np.ndarray:
+    return np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class PageCopies:
+    """Pages to copy before a step's forward pass, as if all reads came before all writes.
+
+    `src` and `dst` int64, same length, `dst` without repeats.
+    """
+
+    src: np.ndarray = field(default_factory=_no_pages)
+    dst: np.ndarray = field(default_factory=_no_pages)
+
+    def __len__(self) -> int:
+        return self.src.size
+
+
+class SequenceCache(Protocol):
+    """Page tables and state slots of the running sequences.
+
+    `page_table` int32 [rows, max pages] (entries past a row's pages are arbitrary), `num_pages` and `slots` int32
+    [rows]; a row without a sequence has slot 0. The scheduler reads these and never writes them. `page_tokens` is the
+    number of tokens in a page.
+    """
+
+    page_tokens: int
+    page_table: np.ndarray
+    num_pages: np.ndarray
+    slots: np.ndarray
+
+    @property
+    def usage(self) -> float:
+        """Fraction of the memory that is held by sequences."""
+        ...
+
+    def longest_sequence(self) -> int:
+        """Tokens of the longest sequence that fits when it is alone."""
+        ...
+
+    def lookup(self, token_ids: np.ndarray) -> int:
+        """How many leading tokens `admit` would find cached now: both their KV and the state after exactly them."""
+        ...
+
+    def admit(self, row: int, token_ids: np.ndarray, reserve_pages: int = 0) -> int | None:
+        """Give a free row its slot and the pages of all its tokens, and return how many tokens are already computed.
+
+        None, with nothing changed, when that does not fit beside `reserve_pages` pages that must stay free.
+        """
+        ...
+
+    def extend(self, row: int, num_tokens: int) -> bool:
+        """Make room for `num_tokens` tokens in total. False, with nothing changed, when there is none."""
+        ...
+
+    def release(self, row: int) -> None:
+        """Take back everything a row holds. The step that last wrote it must have ended."""
+        ...
+
+    def take_copies(self) -> PageCopies:
+        """The copies owed since the last call. They must run before the next forward pass, in the same step."""
+        ...

@@ -1,0 +1,89 @@
+"""Whether a model fits, and how much of the memory becomes cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from k3hal.engine.cache.layout import CacheLayout
+from k3hal.errors import CapacityError
+from k3hal.model.config import ModelConfig
+
+GB = 10**9
+_CPU_CACHE_LIMIT = 4 * GB
+"""Cache taken on a CPU when nobody set a budget: the machine has other uses for its memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """How a device's memory is used, in bytes, and what follows for the engine."""
+
+    budget: int
+    weights: int
+    workspace: int
+    cache: int
+    num_runs: int
+    max_model_len: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.weights / GB:.2f} GB weights, {self.workspace / GB:.2f} GB workspace and "
+            f"{self.cache / GB:.2f} GB cache of {self.budget / GB:.2f} GB; {self.max_model_len} tokens per sequence"
+        )
+
+
+def workspace_bytes(config: ModelConfig, itemsize: int, num_tokens: int, num_seqs: int) -> int:
+    """What a step of `num_tokens` tokens and `num_seqs` sampled rows needs beside weights and cache: an upper estimate.
+
+    Per token: the residual stream with its stored blocks, the widest attention layer's projections twice over, the
+    experts' inputs and outputs. Per sampled row: the logits and what sorting them takes.
+    """
+    blocks = 2 if not config.attn_res_block_size else 2 + 2 * config.num_layers // config.attn_res_block_size
+    kda = 5 * config.kda_heads * config.kda_head_dim * 4 // itemsize + 4 * config.kda_heads * config.kda_head_dim
+    mla = 2 * config.num_heads * (config.qk_head_dim + config.qk_nope_head_dim + 2 * config.v_head_dim)
+    experts = config.top_k * (3 * config.moe_intermediate_size + 2 * config.expert_width)
+    widths = (blocks + 6) * config.hidden_size + max(kda, mla, experts, 3 * config.intermediate_size)
+    return num_tokens * widths * itemsize + num_seqs * config.vocab_size * 32
+
+
+def plan_memory(
+    config: ModelConfig,
+    layout: CacheLayout,
+    *,
+    weights: int,
+    workspace: int,
+    free: int,
+    budget: int | None,
+    on_cpu: bool,
+    max_model_len: int | None,
+    max_num_seqs: int,
+) -> MemoryPlan:
+    """Divide `budget` bytes, or by default most of the `free` ones (half of them on a CPU).
+
+    The cache takes what is left, up to what `max_num_seqs` sequences of full length need. Without `max_model_len` a
+    sequence may grow to the model's own limit or to what the cache holds. Raises `CapacityError`, naming the GB that
+    are missing, when one sequence does not fit.
+    """
+    if max_model_len is not None and max_model_len > config.max_position_embeddings:
+        raise CapacityError(
+            f"max_model_len {max_model_len} exceeds the model's {config.max_position_embeddings} positions",
+            hint="lower --max-model-len",
+        )
+    wanted_len = max_model_len or config.max_position_embeddings
+    total = budget if budget is not None else free // 2 if on_cpu else free * 9 // 10
+    least = layout.runs_for(1, max_model_len or layout.page_tokens) * layout.run_bytes
+    room = total - weights - workspace
+    if room < least:
+        missing = (least - room) / GB
+        raise CapacityError(
+            f"the model does not fit: {missing:.2f} GB are missing. Weights {weights / GB:.2f} GB, workspace "
+            f"{workspace / GB:.2f} GB and the cache of one sequence {least / GB:.2f} GB; there are {total / GB:.2f} GB",
+            hint="raise --memory-budget, or lower --max-model-len or --max-num-batched-tokens"
+            if budget is not None
+            else "free memory, or lower --max-model-len or --max-num-batched-tokens",
+        )
+    if budget is None and on_cpu:
+        room = max(min(room, _CPU_CACHE_LIMIT), least)
+    runs = min(layout.runs_for(max_num_seqs, wanted_len), room // layout.run_bytes)
+    longest = layout.longest_sequence(runs)
+    length = wanted_len if longest is None else min(wanted_len, longest)
+    return MemoryPlan(total, weights, workspace, runs * layout.run_bytes, runs, length)

@@ -1,0 +1,88 @@
+"""What can be chosen about an engine, checked once."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from k3hal.dispatch.select import FallbackPolicy
+from k3hal.dispatch.words import nearest
+from k3hal.errors import UsageError
+
+DType = Literal["auto", "float32", "bfloat16"]
+KvCacheDType = Literal["auto", "bf16", "fp8"]
+
+DEFAULT_MAX_NUM_SEQS = 64
+DEFAULT_MAX_QUEUE = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Options of `LLM`, `build_engine` and the command line, under the flags' names. None is the engine's choice.
+
+    `memory_budget` GB (1e9 bytes) for weights, cache and workspace; `max_model_len` tokens of prompt and output
+    together; `max_num_seqs` sequences and `max_num_batched_tokens` tokens in one step; `max_queue` requests that may
+    wait; `plan` a saved dispatch plan to pin; `ops` provider overrides; `tokenizer` a directory other than the model's;
+    `mla_latent_norm_eps` the epsilon of the MLA latents' norms.
+    """
+
+    device: str = "auto"
+    dtype: DType = "auto"
+    kv_cache_dtype: KvCacheDType = "auto"
+    memory_budget: float | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_queue: int | None = None
+    ops: str | None = None
+    plan: str | Path | None = None
+    fallback: FallbackPolicy = "warn"
+    tokenizer: str | Path | None = None
+    mla_latent_norm_eps: float = 1e-6
+
+    @classmethod
+    def of(cls, **options: Any) -> EngineOptions:
+        """Options from keywords; one that is None counts as not given. Raises `UsageError`, for unknown names too."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        for name in options:
+            if name not in names:
+                raise UsageError(f"unknown engine option {name!r}", hint=nearest(name, names))
+        return cls(**{name: value for name, value in options.items() if value is not None})
+
+    def __post_init__(self) -> None:
+        for name, choices in (("dtype", DType), ("kv_cache_dtype", KvCacheDType), ("fallback", FallbackPolicy)):
+            if getattr(self, name) not in get_args(choices):
+                words = ", ".join(get_args(choices))
+                raise UsageError(f"{name} is {getattr(self, name)!r}", hint=f"it is one of {words}")
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
+            self._check_integer(name, 1)
+        self._check_integer("max_queue", 0)
+        if self.max_model_len == 1:
+            raise UsageError("max_model_len is 1", hint="a prompt and one answer take at least 2 tokens")
+        budget = self.memory_budget
+        if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int | float) or not budget > 0):
+            raise UsageError(f"memory_budget is {budget!r}", hint="it is a positive number of GB")
+        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.num_seqs:
+            raise UsageError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, below max_num_seqs {self.max_num_seqs}",
+                hint="raise it or lower max_num_seqs: every running sequence needs one token a step",
+            )
+
+    @property
+    def num_seqs(self) -> int:
+        return self.max_num_seqs or min(DEFAULT_MAX_NUM_SEQS, self.max_num_batched_tokens or DEFAULT_MAX_NUM_SEQS)
+
+    @property
+    def queue(self) -> int:
+        return DEFAULT_MAX_QUEUE if self.max_queue is None else self.max_queue
+
+    def batched_tokens(self, *, on_cpu: bool) -> int:
+        """Tokens of a step: few on a CPU, where a step of many would hold up every decoding sequence for seconds."""
+        return self.max_num_batched_tokens or max(512 if on_cpu else 8192, self.num_seqs)
+
+    def _check_integer(self, name: str, low: int) -> None:
+        value = getattr(self, name)
+        if value is not None and (type(value) is not int or value < low):
+            raise UsageError(f"{name} is {value!r}", hint=f"it is an integer of at least {low}")

@@ -1,0 +1,134 @@
+"""One sequence in the engine: its tokens, how many of them are computed, and when it ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from k3hal.engine.interface import EngineRequest, FinishReason, RequestTiming
+from k3hal.engine.sampling import GenerationDefaults, Sampling, resolve_sampling
+from k3hal.errors import RequestError
+
+NO_ROW = -1
+
+
+def check_token_ids(token_ids: Sequence[int] | np.ndarray, vocab_size: int, max_model_len: int) -> np.ndarray:
+    """The prompt as int64 [T]. Raises `RequestError` when it is empty, too long, or holds a foreign id."""
+    try:
+        ids = np.asarray(token_ids)
+    except ValueError as error:
+        raise RequestError("a prompt must be a flat list of token ids", param="prompt") from error
+    if ids.size == 0:
+        raise RequestError("the prompt is empty", hint="give at least one token", param="prompt")
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise RequestError("a prompt must be a flat list of integer token ids", param="prompt")
+    if ids.size >= max_model_len:
+        raise RequestError(
+            f"the prompt has {ids.size} tokens and the model takes at most {max_model_len - 1}, so that one can follow",
+            hint="shorten the prompt or raise --max-model-len",
+            param="prompt",
+        )
+    bad = ids[(ids < 0) | (ids >= vocab_size)]
+    if bad.size:
+        raise RequestError(f"token id {bad[0]} is outside the vocabulary of {vocab_size}", param="prompt")
+    return ids.astype(np.int64)
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A sequence and its progress.
+
+    The first `num_tokens` of `buffer` are the prompt and what was generated; the cache holds the first `num_computed`
+    of them, in row `row`, whose pages take `capacity` tokens. `rank` orders requests: lower priority numbers first,
+    then arrival.
+    """
+
+    id: str
+    sampling: Sampling
+    rank: tuple[int, int]
+    buffer: np.ndarray
+    num_prompt: int
+    arrival: float
+    num_tokens: int = 0
+    num_computed: int = 0
+    row: int = NO_ROW
+    capacity: int = 0
+    last_token: int = -1
+    num_cached_tokens: int = 0
+    scheduled: float = 0.0
+    first_token: float = 0.0
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    error: str | None = field(default=None)
+
+    @classmethod
+    def create(
+        cls,
+        request: EngineRequest,
+        sequence: int,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        eos_token_ids: tuple[int, ...],
+        defaults: GenerationDefaults,
+    ) -> Request:
+        """Check a request and give it its place (`sequence`, growing). Raises `RequestError`."""
+        ids = check_token_ids(request.prompt_token_ids, vocab_size, max_model_len)
+        params = request.params
+        foreign = [t for t in (*params.stop_token_ids, *(params.logit_bias or ())) if not 0 <= t < vocab_size]
+        if foreign:
+            name = "stop_token_ids" if foreign[0] in params.stop_token_ids else "logit_bias"
+            raise RequestError(f"{name} holds {foreign[0]}, outside the vocabulary of {vocab_size}", param=name)
+        sampling = resolve_sampling(params, defaults, eos_token_ids=eos_token_ids, room=max_model_len - ids.size)
+        return cls(
+            id=request.request_id,
+            sampling=sampling,
+            rank=(request.priority, sequence),
+            buffer=ids,
+            num_prompt=ids.size,
+            num_tokens=ids.size,
+            arrival=request.arrival_time,
+        )
+
+    @property
+    def token_ids(self) -> np.ndarray:
+        return self.buffer[: self.num_tokens]
+
+    @property
+    def num_output(self) -> int:
+        return self.num_tokens - self.num_prompt
+
+    @property
+    def remaining(self) -> int:
+        """Known tokens that are not in the cache yet; at least one while the request is alive."""
+        return self.num_tokens - self.num_computed
+
+    @property
+    def decoding(self) -> bool:
+        """Whether one token on top of a valid state is all that is left."""
+        return self.num_tokens - self.num_computed == 1 and self.num_computed > 0
+
+    def append(self, token: int) -> None:
+        """Take one generated token and see whether it ends the request."""
+        if self.num_tokens == self.buffer.size:
+            self.buffer = np.concatenate((self.buffer, np.zeros(max(self.buffer.size, 64), np.int64)))
+        self.buffer[self.num_tokens] = token
+        self.last_token = token
+        self.num_tokens += 1
+        sampling = self.sampling
+        if self.num_output >= sampling.min_tokens:
+            if token in sampling.stop_ids:
+                self.finish_reason, self.stop_reason = "stop", token
+                return
+            if token in sampling.end_ids:
+                self.finish_reason = "stop"
+                return
+        if self.num_output >= sampling.max_tokens:
+            self.finish_reason = "length"
+
+    def timing(self) -> RequestTiming:
+        """The request's life so far; called when it has ended."""
+        return RequestTiming(self.arrival, self.scheduled, self.first_token, time.monotonic())

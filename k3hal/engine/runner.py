@@ -1,0 +1,80 @@
+"""Executes step plans with a model over a cache arena."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from k3hal.engine.batch import build_batch
+from k3hal.engine.cache.arena import CacheArena
+from k3hal.engine.cache.interface import PageCopies
+from k3hal.engine.sampler import Sampler
+from k3hal.engine.step_plan import StepPlan, StepResult
+from k3hal.model.batch import CacheViews, StepBatch
+
+
+class StepModel(Protocol):
+    """What the runner needs of a model."""
+
+    def forward(self, batch: StepBatch, cache: CacheViews, aux_layers: Sequence[int] = ()) -> Tensor:
+        """Hidden states [T, D] after the final norm."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """fp32 [R, V] of hidden states [R, D]."""
+        ...
+
+
+class ModelRunner:
+    """Owns the model, the arena and the sampler. `step_metadata` and `copy_pages` are the bound operators."""
+
+    def __init__(
+        self,
+        model: StepModel,
+        arena: CacheArena,
+        sampler: Sampler,
+        step_metadata: Callable[..., Any],
+        copy_pages: Callable[..., Any],
+    ) -> None:
+        self.model = model
+        self.arena = arena
+        self._sampler = sampler
+        self._step_metadata = step_metadata
+        self._copy_pages = copy_pages
+        self._epoch = -1
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step. Raises `RuntimeError` on a plan out of order; whatever the model raises passes through."""
+        for binding in plan.bindings:
+            self._sampler.bind(binding)
+        hidden, batch = self._forward(plan)
+        if not plan.sampled.size:
+            return StepResult(plan.epoch, [])
+        logits = self.model.logits(hidden[batch.logit_rows])
+        token_ids, logprobs = self._sampler.sample(logits, plan.rows[plan.sampled], plan.positions)
+        return StepResult(plan.epoch, token_ids, logprobs)
+
+    @torch.inference_mode()
+    def score(self, plan: StepPlan) -> Tensor:
+        """Run one step and return the logits of every token, fp32 [T, V] on the device. Samples nothing."""
+        hidden, batch = self._forward(plan, all_logits=True)
+        return self.model.logits(hidden[batch.logit_rows])
+
+    def _forward(self, plan: StepPlan, *, all_logits: bool = False) -> tuple[Tensor, StepBatch]:
+        if plan.epoch <= self._epoch:
+            raise RuntimeError(f"step {plan.epoch} came after step {self._epoch}")
+        self._epoch = plan.epoch
+        self._copy(plan.copies)
+        device = self.arena.pages.device
+        batch = build_batch(plan, self._step_metadata, self.arena.layout.page_tokens, device, all_logits=all_logits)
+        return self.model.forward(batch, self.arena.views), batch
+
+    def _copy(self, copies: PageCopies) -> None:
+        if len(copies):
+            device = self.arena.pages.device
+            src, dst = torch.from_numpy(copies.src).to(device), torch.from_numpy(copies.dst).to(device)
+            self._copy_pages(self.arena.pages, src, dst)

@@ -1,0 +1,123 @@
+"""From logits to tokens, for all rows of a step at once; a feature costs nothing in steps where no row asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from k3hal.engine.interface import TokenLogprob
+from k3hal.engine.penalties import Penalties
+from k3hal.engine.step_plan import RowBinding
+from k3hal.engine.uniforms import uniforms
+
+_NO_LOGPROBS = -1
+
+
+class Sampler:
+    """Sampling parameters of every row and the arithmetic over them.
+
+    Order: logit bias, penalties, banned ids, then the operator `sample` (temperature, top-k, top-p, min-p). Random
+    numbers are a function of (seed, output position), so a request's tokens depend neither on its neighbours nor on
+    preemption. Reported log-probabilities are those of the untouched logits.
+    """
+
+    def __init__(self, vocab_size: int, max_rows: int, device: torch.device, sample: Callable[..., Any]) -> None:
+        self._device = device
+        self._sample = sample
+        self._penalties = Penalties(vocab_size, device)
+        self._temperature = np.zeros(max_rows, np.float32)
+        self._top_k = np.zeros(max_rows, np.int32)
+        self._top_p = np.ones(max_rows, np.float32)
+        self._min_p = np.zeros(max_rows, np.float32)
+        self._seed = np.zeros(max_rows, np.uint64)
+        self._num_logprobs = np.full(max_rows, _NO_LOGPROBS, np.int32)
+        self._bias: dict[int, tuple[Tensor, Tensor]] = {}
+        self._banned: dict[int, tuple[int, Tensor]] = {}
+
+    def bind(self, binding: RowBinding) -> None:
+        """Give a row to a sequence; everything of its previous one is dropped."""
+        row, sampling = binding.row, binding.sampling
+        self._penalties.forget(row)
+        self._bias.pop(row, None)
+        self._banned.pop(row, None)
+        self._temperature[row] = sampling.temperature
+        self._top_k[row], self._top_p[row], self._min_p[row] = sampling.top_k, sampling.top_p, sampling.min_p
+        self._seed[row] = sampling.seed
+        self._num_logprobs[row] = _NO_LOGPROBS if sampling.logprobs is None else sampling.logprobs
+        if sampling.penalised:
+            self._penalties.bind(row, sampling, binding.token_ids, binding.num_prompt)
+        if sampling.logit_bias:
+            values = torch.tensor(list(sampling.logit_bias.values()), dtype=torch.float32)
+            self._bias[row] = torch.tensor(list(sampling.logit_bias)).to(self._device), values.to(self._device)
+        if sampling.banned_ids:
+            self._banned[row] = sampling.min_tokens, torch.tensor(sampling.banned_ids).to(self._device)
+
+    def sample(
+        self, logits: Tensor, rows: np.ndarray, positions: np.ndarray
+    ) -> tuple[list[int], list[TokenLogprob | None] | None]:
+        """Tokens and log-probabilities of logits fp32 [S, V], which this may overwrite.
+
+        `rows` int [S] says whose they are, `positions` int64 [S] which output this is. A row whose logits are not
+        finite at their maximum gives -1.
+        """
+        row_list: list[int] = rows.tolist()
+        asked = np.flatnonzero(self._num_logprobs[rows] >= 0)
+        raw = torch.log_softmax(logits[torch.from_numpy(asked).to(self._device)], -1) if asked.size else None
+        self._adjust(logits, row_list, positions)
+        best, tokens = logits.max(-1)
+        finite = torch.isfinite(best)
+        if not bool(finite.all()):
+            logits = torch.where(finite.unsqueeze(-1), logits, 0.0)
+        self._draw(logits, tokens, rows, positions)
+        tokens = torch.where(finite, tokens, -1)
+        self._penalties.record(row_list, tokens)
+        token_ids: list[int] = tokens.tolist()
+        return token_ids, None if raw is None else self._logprobs(raw, asked, rows, token_ids)
+
+    def _adjust(self, logits: Tensor, rows: list[int], positions: np.ndarray) -> None:
+        biased = [(i, *self._bias[row]) for i, row in enumerate(rows) if row in self._bias] if self._bias else []
+        for i, ids, values in biased:
+            logits[i, ids] += values
+        self._penalties.apply(logits, rows)
+        for i, row in enumerate(rows) if self._banned else ():
+            if row in self._banned and positions[i] < self._banned[row][0]:
+                logits[i, self._banned[row][1]] = -torch.inf
+
+    def _draw(self, logits: Tensor, tokens: Tensor, rows: np.ndarray, positions: np.ndarray) -> None:
+        """Replace in `tokens` those of the rows that do not take the most likely one."""
+        random = np.flatnonzero(self._temperature[rows] > 0)
+        if not random.size:
+            return
+        chosen = rows[random]
+        index = torch.from_numpy(random).to(self._device)
+
+        def put(array: np.ndarray) -> Tensor:
+            return torch.from_numpy(array).to(self._device)
+
+        tokens[index] = self._sample(
+            logits if random.size == rows.size else logits[index],
+            put(self._temperature[chosen]),
+            put(self._top_k[chosen]),
+            put(self._top_p[chosen]),
+            put(self._min_p[chosen]),
+            put(uniforms(self._seed[chosen], positions[random])),
+        )
+
+    def _logprobs(
+        self, raw: Tensor, asked: np.ndarray, rows: np.ndarray, token_ids: list[int]
+    ) -> list[TokenLogprob | None]:
+        """Log-probabilities from `raw` [A, V], the log-softmax of the rows `asked`; None for the others."""
+        counts: list[int] = self._num_logprobs[rows[asked]].tolist()
+        chosen = [max(token_ids[i], 0) for i in asked.tolist()]
+        values = raw[torch.arange(len(chosen)), torch.tensor(chosen)].tolist()
+        top_values, top_ids = raw.topk(min(max(counts), raw.shape[-1]), -1)
+        result: list[TokenLogprob | None] = [None] * len(token_ids)
+        for place, token, value, count, ids, tops in zip(
+            asked.tolist(), chosen, values, counts, top_ids.tolist(), top_values.tolist(), strict=True
+        ):
+            result[place] = TokenLogprob(token, value, tuple(zip(ids[:count], tops[:count], strict=True)))
+        return result

@@ -1,0 +1,118 @@
+"""An engine over the fold oracle, and what it must answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from k3hal.dispatch.ops.copy_pages import copy_pages
+from k3hal.dispatch.ops.sample import sample
+from k3hal.dispatch.ops.step_metadata import step_metadata
+from k3hal.engine.cache.arena import CacheArena
+from k3hal.engine.cache.paged import PagedCache
+from k3hal.engine.core import EngineCore
+from k3hal.engine.interface import EngineInfo, EngineOutput, EngineRequest
+from k3hal.engine.runner import ModelRunner
+from k3hal.engine.sampler import Sampler
+from k3hal.engine.scheduler import Scheduler
+from k3hal.sampling_params import SamplingParams
+
+from .fold_model import VOCAB, FoldModel, fold, fold_layout, fold_logits
+
+CPU = torch.device("cpu")
+EOS = 1
+
+
+@dataclass
+class Harness:
+    """A `EngineCore` on tiny pages, with handles on its parts and everything it has put out."""
+
+    num_runs: int = 40
+    max_num_seqs: int = 4
+    max_num_batched_tokens: int = 16
+    max_model_len: int = 64
+    max_queue: int = 1000
+    page_tokens: int = 4
+    skip_copies: bool = False
+    pages_copied: int = 0
+    outputs: dict[str, list[EngineOutput]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        layout = fold_layout(self.page_tokens)
+        # NaN wherever nobody has written.
+        self.arena = CacheArena(layout, torch.full((self.num_runs * layout.run_bytes,), 255, dtype=torch.uint8))
+        self.cache = PagedCache(layout, self.num_runs, self.max_num_seqs, self.max_model_len)
+        self.scheduler = Scheduler(
+            self.cache,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_queue=self.max_queue,
+        )
+        self.model = FoldModel()
+        sampler = Sampler(VOCAB, self.max_num_seqs, CPU, sample)
+        self.runner = ModelRunner(self.model, self.arena, sampler, step_metadata, self.copy_pages)
+        info = EngineInfo(self.max_model_len, VOCAB, (EOS,), self.max_num_seqs, self.max_num_batched_tokens, "cpu")
+        self.core = EngineCore(self.scheduler, self.runner, info)
+
+    def copy_pages(self, arena: Tensor, src: Tensor, dst: Tensor) -> None:
+        self.pages_copied += src.numel()
+        if not self.skip_copies:
+            copy_pages(arena, src, dst)
+
+    def add(self, name: str, prompt: list[int], params: SamplingParams, priority: int = 0) -> None:
+        self.core.add(EngineRequest(name, prompt, params, priority))
+        self.outputs[name] = []
+
+    def keep(self, outputs: list[EngineOutput]) -> list[EngineOutput]:
+        for output in outputs:
+            before = self.outputs[output.request_id]
+            assert not before or before[-1].finish_reason is None, "an output after the last one"
+            before.append(output)
+        return outputs
+
+    def step(self) -> list[EngineOutput]:
+        return self.keep(self.core.step())
+
+    def run(self, max_steps: int = 5000) -> None:
+        while self.core.has_work:
+            max_steps -= 1
+            assert max_steps, "no end in sight"
+            self.step()
+
+    def tokens(self, name: str) -> list[int]:
+        return [t for output in self.outputs[name] for t in output.token_ids]
+
+    def reason(self, name: str) -> str | None:
+        return self.outputs[name][-1].finish_reason
+
+    def assert_clean(self) -> None:
+        """Nothing runs, and every page and slot is back."""
+        assert self.scheduler.idle
+        pool = self.cache.pool
+        assert pool.num_free_runs == pool.num_runs - 1
+        assert pool.num_free_pages == pool.num_pages - pool.run
+        assert not self.cache.slots.any()
+        assert not self.cache.num_pages.any()
+
+
+def greedy_by_hand(prompt: list[int], params: SamplingParams, room: int) -> tuple[list[int], str]:
+    """The answer to a greedy request from the definition alone: no engine, no cache."""
+    prefix = 0
+    for token in prompt:
+        prefix = fold(prefix, token)
+    limit = min(params.max_tokens or room, room)
+    stops = set(params.stop_token_ids) | (set() if params.ignore_eos else {EOS})
+    output: list[int] = []
+    while True:
+        logits = fold_logits(prefix)
+        if len(output) < params.min_tokens:
+            logits[list(stops)] = -np.inf
+        output.append(int(logits.argmax()))
+        prefix = fold(prefix, output[-1])
+        if output[-1] in stops and len(output) >= params.min_tokens:
+            return output, "stop"
+        if len(output) >= limit:
+            return output, "length"

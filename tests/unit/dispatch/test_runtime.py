@@ -1,0 +1,151 @@
+"""The `DeviceRuntime` contract, run on every device of this machine a backend has a runtime for."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from k3hal.dispatch.describe import describe
+from k3hal.dispatch.errors import CapacityError, UnsupportedError
+from k3hal.dispatch.probe import present_devices
+from k3hal.dispatch.registry import BackendError, default_registry
+from k3hal.dispatch.runtime import DeviceRuntime, runtime_for
+
+from .toys import CPU, backend_module, registry_of
+
+
+def _devices() -> list[Any]:
+    served = {vendor for b in default_registry().backends.values() if b.runtime for vendor in b.vendors}
+    return [pytest.param(device, id=device.id) for device in present_devices() if device.vendor in served]
+
+
+@pytest.fixture(params=_devices())
+def runtime(request: pytest.FixtureRequest) -> DeviceRuntime:
+    return runtime_for(request.param)
+
+
+def test_it_knows_its_device_and_its_memory(runtime: DeviceRuntime) -> None:
+    assert runtime.device.present
+    figures = runtime.memory()
+    assert 0 < figures.free <= figures.total
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 4096, 3_000_001])
+def test_an_arena_is_zeroed_aligned_bytes_on_the_device(runtime: DeviceRuntime, num_bytes: int) -> None:
+    arena = runtime.allocate(num_bytes)
+    assert (arena.dtype, tuple(arena.shape), arena.device.type) == (
+        torch.uint8,
+        (num_bytes,),
+        torch.device(runtime.device.torch_device).type,
+    )
+    assert not arena.any()
+    assert arena.data_ptr() % 64 == 0
+
+
+def test_an_arena_views_as_any_dtype(runtime: DeviceRuntime) -> None:
+    arena = runtime.allocate(4096)
+    arena.view(torch.float32)[7] = 1.5
+    assert arena.view(torch.float32).sum().item() == 1.5
+
+
+def test_what_does_not_fit_is_refused_with_what_is_missing(runtime: DeviceRuntime) -> None:
+    gc.collect()
+    with pytest.raises(CapacityError, match=r"GB are missing"):
+        runtime.allocate(runtime.memory().total + (1 << 30))
+
+
+def test_pinned_memory_is_host_memory(runtime: DeviceRuntime) -> None:
+    buffer = runtime.allocate_pinned(1000)
+    assert (buffer.dtype, tuple(buffer.shape), buffer.device.type) == (torch.uint8, (1000,), "cpu")
+    arena = runtime.allocate(1000)
+    arena.copy_(buffer.fill_(7), non_blocking=True)
+    runtime.synchronize()
+    assert bool((arena == 7).all())
+
+
+def test_events_order_streams_and_measure_seconds(runtime: DeviceRuntime) -> None:
+    side = runtime.new_stream()
+    before = runtime.current_stream().record()
+    arena = runtime.allocate(1 << 16)
+    arena.fill_(1)
+    side.wait(runtime.current_stream().record())
+    with side.use():
+        doubled = arena * 2
+        after = side.record()
+    after.synchronize()
+    assert after.query()
+    assert bool((doubled == 2).all())
+    side.synchronize()
+    runtime.synchronize()
+    assert 0 <= after.elapsed_since(before) < 60
+
+
+def test_graphs_replay_or_are_refused(runtime: DeviceRuntime) -> None:
+    arena = runtime.allocate(64)
+
+    def work() -> None:
+        arena.add_(1)
+
+    work()
+    if not runtime.supports_graphs:
+        with pytest.raises(UnsupportedError, match="graph"):
+            runtime.capture(work)
+        return
+    graph = runtime.capture(work)
+    runtime.synchronize()
+    before = int(arena[0])
+    graph.replay()
+    graph.replay()
+    runtime.synchronize()
+    assert int(arena[0]) == before + 2
+
+
+def test_a_seed_gives_the_same_numbers_wherever_it_is_asked(runtime: DeviceRuntime) -> None:
+    device = runtime.device.torch_device
+    first, again, other = (torch.rand(8, generator=runtime.generator(s), device=device) for s in (7, 7, 8))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_one_rank_needs_no_group_and_several_need_torch_distributed(runtime: DeviceRuntime) -> None:
+    assert runtime.new_group([0]) is None
+    with pytest.raises(UnsupportedError, match="not initialised"):
+        runtime.new_group([0, 1])
+
+
+def test_a_described_machine_has_no_runtime() -> None:
+    with pytest.raises(UnsupportedError, match="mi355x describes a machine that is not here"):
+        runtime_for(describe("mi355x"))
+
+
+def test_a_vendor_nobody_serves_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"no backend has a device runtime for x:0 \(acme\)"):
+        runtime_for(replace(CPU, id="x:0", vendor="acme"))
+
+
+@pytest.mark.parametrize(
+    ("runtime_string", "message"),
+    [
+        ("no_such_module:Runtime", "cannot be loaded"),
+        ("pathlib:Runtime", "cannot be loaded"),
+        ("builtins:str", "is not a DeviceRuntime"),
+        ("pathlib", "cannot be loaded"),
+    ],
+)
+def test_a_manifest_that_names_no_runtime_is_an_error(runtime_string: str, message: str) -> None:
+    registry = registry_of(backend_module("b", vendors=("acme",), runtime=runtime_string))
+    device = replace(CPU, vendor="acme")
+    with pytest.raises(BackendError, match=f"backend b: .*{message}"):
+        runtime_for(device, registry)
+
+
+def test_the_backend_of_the_highest_priority_gives_the_runtime() -> None:
+    registry = registry_of(
+        backend_module("a", vendors=("cpu",), priority=1, runtime="builtins:str"),
+        backend_module("b", vendors=("cpu",), priority=2, runtime="k3hal.backends.cpu.runtime:CpuRuntime"),
+    )
+    assert type(runtime_for(CPU, registry)).__name__ == "CpuRuntime"

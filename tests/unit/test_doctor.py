@@ -1,0 +1,85 @@
+"""`k3hal doctor` reports facts, and reports a broken machine instead of failing on it."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from k3hal import doctor as facts
+from k3hal.cli import main
+from k3hal.dispatch import probe_vendors
+from k3hal.dispatch.registry import operator_names
+
+
+def test_json_report(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["schema"] == "k3hal.doctor/1"
+    assert report["torch"]["version"] == torch.__version__
+    assert report["devices"][-1]["device"] == "cpu"
+    assert 0 < report["machine"]["memory_available"] <= report["machine"]["memory_total"]
+    assert report["machine"]["threads"] >= 1
+    assert report["problems"] == []
+    plan = report["would_run"]
+    assert plan["device"] == report["devices"][0]["device"]
+    assert set(plan["operators"]) <= set(operator_names())
+    assert "rms_norm" in plan["operators"]
+
+
+def test_text_report_shows_each_section(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    labels = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
+    wanted = {"k3hal", "system", "cpu", "isa", "memory", "python", "torch", "device", "cache", "packages", "runs"}
+    assert labels == wanted
+
+
+def test_what_would_run_follows_the_overrides(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("K3HAL_OPS", "rms_norm=reference")
+    assert main(["doctor", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["would_run"]["operators"]["rms_norm"] == "reference"
+
+
+def test_a_torch_that_does_not_import_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = builtins.__import__
+
+    def broken(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "torch":
+            raise OSError("libgomp.so.1: cannot open shared object file")
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", broken)
+    assert main(["doctor"]) == 1
+    assert "problem   import torch failed: libgomp.so.1" in capsys.readouterr().out
+
+
+def test_a_driver_that_does_not_answer_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def silent(kind: str) -> Any:
+        raise probe_vendors.ProbeError(f"probing {kind} devices failed")
+
+    monkeypatch.setattr(probe_vendors, "devices", silent)
+    assert main(["doctor"]) == 1
+    assert "problem   probing cuda devices failed" in capsys.readouterr().out
+
+
+def test_an_override_that_cannot_be_met_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("K3HAL_OPS", "rms_norm=no_such_provider")
+    assert main(["doctor"]) == 1
+    assert "problem   K3HAL_OPS: no provider is called 'no_such_provider'" in capsys.readouterr().out
+
+
+def test_a_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(facts, "_REQUIRED", ("torch", "no-such-distribution"))
+    assert main(["doctor"]) == 1
+    assert "problem   package no-such-distribution is not installed" in capsys.readouterr().out
