@@ -18,7 +18,7 @@ def build_selector(ops: str | None = None, fallback: str = "strict", registry: R
 
     Raises `UsageError` as `parse_overrides` does, and for an unknown policy.
     """
-    policy = next((known for known in FALLBACKS if known == fallback), None)
+    policy: FallbackPolicy | None = next((known for known in FALLBACKS if known == fallback), None)
     if policy is None:
         raise UsageError(f"unknown fallback policy {fallback!r}", hint=f"it is {' or '.join(FALLBACKS)}")
     registry = registry or default_registry()

@@ -20,14 +20,15 @@ def cache_dir() -> Path:
 def default_checkpoint() -> Path:
     """The embedded default: preset nano, seed 0, generated on first use.
 
-    The directory's name carries the generator's version, so a changed generator makes a new one. Processes may race:
-    each writes aside, the first to finish wins and the others use its result.
+    The path carries the generator's version, so a changed generator makes a new one; the directory's own name is what
+    a server calls the model. Processes may race: each writes aside, the first to finish wins and the others use its
+    result.
     """
     from k3hal.model.progress import progress_bar
     from k3hal.model.write import GENERATOR_VERSION, preset_bytes, write_preset
 
-    name = f"{DEFAULT_PRESET}-seed{DEFAULT_SEED}-v{GENERATOR_VERSION}"
-    target = cache_dir() / "checkpoints" / name
+    version = f"generator-{GENERATOR_VERSION}-seed-{DEFAULT_SEED}"
+    target = cache_dir() / "checkpoints" / version / DEFAULT_PRESET
     if target.is_dir():
         return target
     try:

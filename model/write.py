@@ -127,7 +127,7 @@ def _complete_or_absent(target: Path, force: bool) -> Iterator[Path]:
         scratch = _unused_sibling(target)
         scratch.mkdir()
         yield scratch
-        _swap(scratch, target)
+        _put_in_place(scratch, target, force)
     except OSError as error:
         raise InputError(f"cannot write {target}: {error.strerror or error}") from error
     finally:
@@ -150,9 +150,13 @@ def _check_target(target: Path, force: bool) -> None:
         )
 
 
-def _swap(scratch: Path, target: Path) -> None:
-    """Put `scratch` where `target` is. Only an old checkpoint's own files are ever removed."""
-    if not target.exists():
+def _put_in_place(scratch: Path, target: Path, force: bool) -> None:
+    """Put `scratch` where `target` is.
+
+    Without `force` a directory that was filled meanwhile is left alone, since the rename fails. With it, only an old
+    checkpoint's own files are ever removed.
+    """
+    if not force or not target.exists():
         scratch.rename(target)
         return
     old = _unused_sibling(target)

@@ -85,7 +85,9 @@ def _build(settings: ServeSettings) -> ServerState:
     else:
         from k3hal.engine.build import build_engine
 
-        engine, tokenizer, name, defaults = build_engine(settings.model, **settings.engine_options())
+        built = build_engine(settings.model, **settings.engine_options())
+        engine, tokenizer, name = built.engine, built.tokenizer, built.model_name
+        defaults = dict(built.generation_defaults)
     config = ServerConfig(
         model_names=tuple(settings.served_model_name or [name]),
         api_keys=tuple(settings.api_key or []),

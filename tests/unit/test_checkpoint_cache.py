@@ -23,7 +23,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_generated_once(cache: Path) -> None:
     first = checkpoints.default_checkpoint()
-    assert first.parent == cache
+    assert first.name == "nano"
+    assert first.parent.parent == cache
     stamp = (first / "config.json").stat().st_mtime_ns
     assert checkpoints.resolve_model(None) == first
     assert (first / "config.json").stat().st_mtime_ns == stamp
@@ -35,7 +36,7 @@ def test_a_new_generator_makes_a_new_one(monkeypatch: pytest.MonkeyPatch, cache:
     monkeypatch.setattr(write, "GENERATOR_VERSION", write.GENERATOR_VERSION + 1)
     second = checkpoints.default_checkpoint()
     assert first != second
-    assert {entry.name for entry in cache.iterdir()} == {first.name, second.name}
+    assert {entry.name for entry in cache.iterdir()} == {first.parent.name, second.parent.name}
 
 
 def test_processes_may_race(cache: Path) -> None:
@@ -46,22 +47,25 @@ def test_processes_may_race(cache: Path) -> None:
     results = {racer.communicate(timeout=120)[0].strip() for racer in racers}
     assert [racer.returncode for racer in racers] == [0, 0, 0]
     assert len(results) == 1
-    assert [str(entry) for entry in cache.iterdir()] == list(results)  # no half-written leftovers
+    assert [str(entry) for entry in cache.glob("*/*")] == list(results)  # no half-written leftovers
     Checkpoint.open(results.pop())
 
 
 def test_losing_the_race_uses_the_winner(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     """Another process finishes after this one found nothing and before it could put its own in place."""
     generate = write.write_checkpoint
+    winner: list[int] = []
 
     def slow(*args: object, **kwargs: object) -> None:
         monkeypatch.setattr(write, "write_checkpoint", generate)
-        checkpoints.default_checkpoint()
+        winner.append(checkpoints.default_checkpoint().stat().st_ino)
         generate(*args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(write, "write_checkpoint", slow)
-    Checkpoint.open(checkpoints.default_checkpoint())
-    assert len(list(cache.iterdir())) == 1
+    chosen = checkpoints.default_checkpoint()
+    assert [chosen.stat().st_ino] == winner  # someone may be reading it already
+    assert list(cache.glob("*/*")) == [chosen]
+    Checkpoint.open(chosen)
 
 
 def test_an_unusable_cache_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

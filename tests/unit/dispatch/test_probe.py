@@ -181,7 +181,8 @@ def test_ascend_generations(soc: int, arch: str) -> None:
 
 
 CPUINFO_X86 = (
-    "processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: fpu avx2 fma amx_bf16 amx_tile avx512_bf16 sse2\n\nprocessor\t: 1\n"
+    "processor\t: 0\nmodel name\t: Some CPU\n"
+    "flags\t\t: fpu avx2 fma amx_bf16 amx_tile avx512_bf16 sse2\n\nprocessor\t: 1\n"
 )
 CPUINFO_ARM = "processor\t: 0\nFeatures\t: fp asimd bf16 i8mm sve\n"
 
