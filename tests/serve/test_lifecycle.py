@@ -51,7 +51,7 @@ def test_api_keys_guard_v1_only(running, plain):
 
 
 def test_a_full_queue_is_429_and_aborts_the_choices_already_queued(running):
-    with running([STUCK], {"max_num_seqs": 1, "max_waiting": 1}) as server, server.client() as http:
+    with running([STUCK], {"max_num_seqs": 1, "max_queue": 1}) as server, server.client() as http:
         response = http.post("/v1/completions", json={**BODY, "n": 3})
         assert response.status_code == 429
         assert int(response.headers["retry-after"]) >= 1
@@ -81,7 +81,8 @@ def test_compat_metrics_can_be_dropped(running, plain):
 def test_a_closed_stream_aborts_its_sequences(running):
     with running([SLOW]) as server, server.client() as http:
         with http.stream("POST", "/v1/completions", json={**BODY, "stream": True, "n": 2}) as response:
-            next(response.iter_lines())
+            events = response.iter_lines()
+            next(events)
             assert server.engine.stats().num_running == 2
         eventually(lambda: server.engine.stats().num_running == 0, 1.0)
         assert "k3hal_client_disconnects_total{" in http.get("/metrics").text
@@ -204,6 +205,7 @@ def test_the_command_serves_and_drains_on_sigterm(tmp_path, synthetic_dir):
     command = Command("serve", "--engine", f"replay:{replay}", "--tokenizer", synthetic_dir, "--port", "0",
                       "--served-model-name", "mine")  # fmt: skip
     try:
+        assert command.process.stdout is not None
         line = command.process.stdout.readline()
         match = re.fullmatch(r"k3hal: serving mine on (http://127\.0\.0\.1:\d+) \(ready after [\d.]+ s\)\n", line)
         assert match, (line, command.process.poll())
@@ -237,8 +239,8 @@ def test_command_line_mistakes_are_one_line_and_exit_4(tmp_path, synthetic_dir, 
     from k3hal.cli import main
 
     (tmp_path / "FILE").write_text('{"ids": [1]}\n')
-    places = {"DIR": str(synthetic_dir), "NONE": str(tmp_path / "none")}
-    args = [places.get(arg, arg).replace("FILE", str(tmp_path / "FILE")).replace("NONE", "none") for arg in args]
+    places = {"DIR": synthetic_dir, "FILE": tmp_path / "FILE", "NONE": tmp_path / "none"}
+    args = [re.sub("DIR|FILE|NONE", lambda found: str(places[found[0]]), arg) for arg in args]
     port = [] if "--port" in args else ["--port", "0"]
     assert main(["serve", *port, *args]) == 4
     error = capsys.readouterr().err
