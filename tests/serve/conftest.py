@@ -41,7 +41,8 @@ class RunningServer:
 def _running(lines: Sequence[ReplayLine], limits: dict[str, int] | None = None, **config) -> Iterator[RunningServer]:
     """Serve `lines` on a thread of its own until the block ends."""
     engine = ReplayEngine(lines, TOKENIZER, **(limits or {}))
-    state = ServerState(engine, TOKENIZER, ServerConfig(model_names=("k3", "alias"), warm_up=False, **config))
+    settings = {"model_names": ("k3", "alias"), "warm_up": False, **config}
+    state = ServerState(engine, TOKENIZER, ServerConfig(**settings))
     ready = threading.Event()
     server = Server(state, announce=lambda _: ready.set(), begun=time.monotonic())
     with bind("127.0.0.1", 0) as sock:

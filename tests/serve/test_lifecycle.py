@@ -1,5 +1,6 @@
 """A server under pressure: keys, full queues, clients that leave, shutdown, and the command itself."""
 
+import asyncio
 import json
 import os
 import re
@@ -14,11 +15,14 @@ import httpx
 import pytest
 
 from k3hal.engine.interface import EngineRequest
+from k3hal.engine.replay import ReplayEngine
 from k3hal.engine.replay_file import ReplayLine
 from k3hal.errors import DrainingError
 from k3hal.model.synthetic_vocab import synthetic_ranks
 from k3hal.sampling_params import SamplingParams
+from k3hal.serve.app import create_app
 from k3hal.serve.http_io import KEEP_ALIVE
+from k3hal.serve.state import ServerConfig, ServerState
 from k3hal.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer(synthetic_ranks())
@@ -155,6 +159,27 @@ def test_a_second_signal_does_not_wait(running):
             drain(server)
             assert "error" in response.read().decode()
         eventually(lambda: server.server.should_exit)
+
+
+def test_the_server_is_ready_only_after_its_warm_up_request(running, plain):
+    with running([plain("w", step_s=0.2), plain("a")], warm_up=True) as server, server.client() as http:
+        assert server.engine.stats().generation_tokens == 1
+        assert http.post("/v1/completions", json=BODY).json()["choices"][0]["text"] == "a"
+
+
+def test_a_failed_warm_up_leaves_the_server_unready_and_says_why(caplog):
+    engine = ReplayEngine([STUCK], TOKENIZER)
+    state = ServerState(engine, TOKENIZER, ServerConfig(model_names=("k3",)))
+
+    async def start_and_abort():
+        async with create_app(state).router.lifespan_context(None):
+            await asyncio.sleep(0.05)
+            state.router.abort_all()
+            await asyncio.sleep(0.1)
+            return state.ready
+
+    assert asyncio.run(start_and_abort()) is False
+    assert "the warm-up request failed" in caplog.text
 
 
 def test_many_clients_at_once_get_their_own_answers(running, plain):
