@@ -10,7 +10,7 @@ from k3hal.settings import Settings
 
 _ENGINE_OPTIONS = (
     "ops", "device", "dtype", "kv_cache_dtype", "memory_budget", "max_model_len", "max_num_seqs",
-    "max_num_batched_tokens", "tokenizer", "plan",
+    "max_num_batched_tokens", "max_queue", "tokenizer", "plan",
 )  # fmt: skip
 
 
@@ -23,7 +23,7 @@ class ServeSettings(Settings):
     api_key: list[str] | None = None
     served_model_name: list[str] | None = None
     engine: str | None = None
-    max_waiting: NonNegativeInt | None = None
+    max_queue: NonNegativeInt | None = None
     metrics_compat: Literal["on", "off"] = "on"
     drain_timeout: NonNegativeFloat = 30.0
 
