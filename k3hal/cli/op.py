@@ -121,7 +121,7 @@ def probe_devices(
 
 @app.command("plan")
 def plan_model(
-    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="Directory or config.json.")] = None,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Directory or config.json.")] = None,
     device: AnyDevice = "auto",
     dtype: DType = None,
     kv_cache_dtype: KvCacheDType = None,

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def serve(
     ctx: typer.Context,
     model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="Checkpoint directory; default: a small built-in one.")
+        str | None, typer.Argument(metavar="MODEL", help="Checkpoint directory; default: a small built-in one.")
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 picks a free one.  [default: 8000]")] = None,
