@@ -38,9 +38,14 @@ def text_logprobs(entries: Sequence[TokenLogprob], tokenizer: Tokenizer, offset:
 
 
 def _entry(token: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
-    raw = tokenizer.token_bytes(token)
+    raw = _raw(token, tokenizer)
     return {"token": raw.decode("utf-8", "replace"), "logprob": max(logprob, _FLOOR), "bytes": list(raw)}
 
 
 def _text(token: int, tokenizer: Tokenizer) -> str:
-    return tokenizer.token_bytes(token).decode("utf-8", "replace")
+    return _raw(token, tokenizer).decode("utf-8", "replace")
+
+
+def _raw(token: int, tokenizer: Tokenizer) -> bytes:
+    """A token's bytes; none for an id that only padded embeddings have."""
+    return tokenizer.token_bytes(token) if token < tokenizer.vocab_size else b""
