@@ -108,11 +108,9 @@ def _endpoint(body: Mapping[str, Any], url: Any) -> Endpoint:
     if body.get("stream"):
         raise RequestError("stream is not possible in a batch")
     if url is None:
-        found = [e for e, field in ((CHAT, "messages"), (COMPLETION, "prompt")) if field in body]
-        if len(found) != 1:
+        if ("messages" in body) == ("prompt" in body):
             raise RequestError('a request has either "messages" or "prompt"')
-        return found[0]
-    named: dict[str, Endpoint] = {CHAT: CHAT, COMPLETION: COMPLETION}
-    if isinstance(url, str) and url in named:
-        return named[url]
+        return CHAT if "messages" in body else COMPLETION
+    if url in (CHAT, COMPLETION):
+        return url
     raise RequestError(f"url must be {CHAT} or {COMPLETION}, got {url!r}")

@@ -103,24 +103,21 @@ class BatchOutput:
             raise InputError(f"{self.path} is in use by another batch", hint="wait for it, or name another --output")
 
     def _read(self) -> None:
-        good = 0
+        good, line = 0, b""
         with self.path.open("rb") as file:
             for number, line in enumerate(file, start=1):
-                if not line.endswith(b"\n") and not _is_record(line):
-                    if line[: len(_START)] != _START[: len(line)]:
-                        raise self._foreign(number)
+                if _is_record(line):
+                    self._note(json.loads(line))
+                    good += len(line)
+                elif line.endswith(b"\n") or line[: len(_START)] != _START[: len(line)]:
+                    hint = "name another --output"
+                    raise InputError(f"{self.path} line {number} is no line of a batch's output", hint=hint)
+                else:
                     os.ftruncate(self._fd, good)
                     self.repaired = True
                     return
-                if not _is_record(line):
-                    raise self._foreign(number)
-                self._note(json.loads(line))
-                good += len(line)
-                if not line.endswith(b"\n"):
-                    os.write(self._fd, b"\n")
-
-    def _foreign(self, number: int) -> InputError:
-        return InputError(f"{self.path} line {number} is no line of a batch's output", hint="name another --output")
+        if good and not line.endswith(b"\n"):
+            os.write(self._fd, b"\n")
 
     def _note(self, record: Mapping[str, Any]) -> None:
         self.recorded[record["custom_id"]] = Recorded(record["response"] is not None, record.get("request"))

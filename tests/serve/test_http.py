@@ -19,6 +19,9 @@ def test_completions(api, plain):
     whole = api.openai.completions.create(model="alias", prompt="x", max_tokens=50, logprobs=1)
     assert (whole.choices[0].text, whole.choices[0].finish_reason, whole.model) == ("Hello wörld", "stop", "alias")
     assert "".join(whole.choices[0].logprobs.tokens[:3]) == "Hello w"
+    # Bytes inside a character are no text; they are told apart all the same.
+    assert whole.choices[0].logprobs.tokens[3:5] == [r"bytes:\xc3", r"bytes:\xb6"]
+    assert whole.choices[0].logprobs.top_logprobs[3] == {r"bytes:\xc3": 0.0}
     parts = list(api.openai.completions.create(model="k3", prompt="x", max_tokens=50, stream=True))
     assert "".join(part.choices[0].text for part in parts) == "Hello wörld"
     assert parts[-1].choices[0].finish_reason == "stop"
