@@ -42,12 +42,12 @@ def _entry(token: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _text(token: int, tokenizer: Tokenizer) -> str:
-    """A token's text, which names it among the alternatives: bytes that are no text stay apart, as `bytes:\xe2\x80`."""
+    """A token's text, which names it among the alternatives: bytes that are no text stay apart, as `bytes:\\xe2`."""
     raw = _raw(token, tokenizer)
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\x{byte:02x}" for byte in raw)
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 def _raw(token: int, tokenizer: Tokenizer) -> bytes:
