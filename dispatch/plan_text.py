@@ -19,7 +19,10 @@ def plan_table(plan: DispatchPlan) -> Table:
     from rich.table import Table
 
     table = Table(
-        title=f"{plan.model} on {plan.device.id}, {plan.dtype}, {plan.policy}", title_justify="left", box=None
+        title=f"{plan.model} on {plan.device.id}, {plan.dtype}, {plan.policy}",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
     )
     for column in ("operator", "phase", "layers", "provider", "level", "because"):
         table.add_column(column, no_wrap=column in ("operator", "provider"))

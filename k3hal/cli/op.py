@@ -188,7 +188,11 @@ def _print_plan(plan: DispatchPlan) -> None:
 
     from k3hal.dispatch.plan_text import plan_summary, plan_table
 
-    Console().print(plan_table(plan))
+    console = Console()
+    # Into a file or a pipe: wide enough for a row to be a line.
+    if not console.is_terminal:
+        console.width = 120
+    console.print(plan_table(plan))
     typer.echo(plan_summary(plan))
 
 

@@ -18,7 +18,7 @@ class ServeSettings(Settings):
     api_key: list[str] | None = None
     served_model_name: list[str] | None = None
     engine: str | None = None
-    max_waiting: NonNegativeInt | None = None
+    max_queue: NonNegativeInt | None = None
     metrics_compat: Literal["on", "off"] = "on"
     drain_timeout: NonNegativeFloat = 30.0
 
@@ -38,4 +38,4 @@ class ServeSettings(Settings):
         return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
 
     def engine_options(self) -> dict[str, Any]:
-        return super().engine_options() | {"max_queue": self.max_waiting}
+        return super().engine_options() | {"max_queue": self.max_queue}

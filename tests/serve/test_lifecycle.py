@@ -1,5 +1,6 @@
 """A server under pressure: keys, full queues, clients that leave, shutdown, and the command itself."""
 
+import asyncio
 import json
 import os
 import re
@@ -14,11 +15,14 @@ import httpx
 import pytest
 
 from k3hal.engine.interface import EngineRequest
+from k3hal.engine.replay import ReplayEngine
 from k3hal.engine.replay_file import ReplayLine
 from k3hal.errors import DrainingError
 from k3hal.model.synthetic_vocab import synthetic_ranks
 from k3hal.sampling_params import SamplingParams
+from k3hal.serve.app import create_app
 from k3hal.serve.http_io import KEEP_ALIVE
+from k3hal.serve.state import ServerConfig, ServerState
 from k3hal.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer(synthetic_ranks())
@@ -51,7 +55,7 @@ def test_api_keys_guard_v1_only(running, plain):
 
 
 def test_a_full_queue_is_429_and_aborts_the_choices_already_queued(running):
-    with running([STUCK], {"max_num_seqs": 1, "max_waiting": 1}) as server, server.client() as http:
+    with running([STUCK], {"max_num_seqs": 1, "max_queue": 1}) as server, server.client() as http:
         response = http.post("/v1/completions", json={**BODY, "n": 3})
         assert response.status_code == 429
         assert int(response.headers["retry-after"]) >= 1
@@ -81,7 +85,8 @@ def test_compat_metrics_can_be_dropped(running, plain):
 def test_a_closed_stream_aborts_its_sequences(running):
     with running([SLOW]) as server, server.client() as http:
         with http.stream("POST", "/v1/completions", json={**BODY, "stream": True, "n": 2}) as response:
-            next(response.iter_lines())
+            events = response.iter_lines()
+            next(events)
             assert server.engine.stats().num_running == 2
         eventually(lambda: server.engine.stats().num_running == 0, 1.0)
         assert "k3hal_client_disconnects_total{" in http.get("/metrics").text
@@ -156,6 +161,27 @@ def test_a_second_signal_does_not_wait(running):
         eventually(lambda: server.server.should_exit)
 
 
+def test_the_server_is_ready_only_after_its_warm_up_request(running, plain):
+    with running([plain("w", step_s=0.2), plain("a")], warm_up=True) as server, server.client() as http:
+        assert server.engine.stats().generation_tokens == 1
+        assert http.post("/v1/completions", json=BODY).json()["choices"][0]["text"] == "a"
+
+
+def test_a_failed_warm_up_leaves_the_server_unready_and_says_why(caplog):
+    engine = ReplayEngine([STUCK], TOKENIZER)
+    state = ServerState(engine, TOKENIZER, ServerConfig(model_names=("k3",)))
+
+    async def start_and_abort():
+        async with create_app(state).router.lifespan_context(None):
+            await asyncio.sleep(0.05)
+            state.router.abort_all()
+            await asyncio.sleep(0.1)
+            return state.ready
+
+    assert asyncio.run(start_and_abort()) is False
+    assert "the warm-up request failed" in caplog.text
+
+
 def test_many_clients_at_once_get_their_own_answers(running, plain):
     words = [f"answer {i}" for i in range(20)]
     with running([plain("x", per_step=2)]) as server, server.client() as http:
@@ -204,6 +230,7 @@ def test_the_command_serves_and_drains_on_sigterm(tmp_path, synthetic_dir):
     command = Command("serve", "--engine", f"replay:{replay}", "--tokenizer", synthetic_dir, "--port", "0",
                       "--served-model-name", "mine")  # fmt: skip
     try:
+        assert command.process.stdout is not None
         line = command.process.stdout.readline()
         match = re.fullmatch(r"k3hal: serving mine on (http://127\.0\.0\.1:\d+) \(ready after [\d.]+ s\)\n", line)
         assert match, (line, command.process.poll())
@@ -237,8 +264,8 @@ def test_command_line_mistakes_are_one_line_and_exit_4(tmp_path, synthetic_dir, 
     from k3hal.cli import main
 
     (tmp_path / "FILE").write_text('{"ids": [1]}\n')
-    places = {"DIR": str(synthetic_dir), "NONE": str(tmp_path / "none")}
-    args = [places.get(arg, arg).replace("FILE", str(tmp_path / "FILE")).replace("NONE", "none") for arg in args]
+    places = {"DIR": synthetic_dir, "FILE": tmp_path / "FILE", "NONE": tmp_path / "none"}
+    args = [re.sub("DIR|FILE|NONE", lambda found: str(places[found[0]]), arg) for arg in args]
     port = [] if "--port" in args else ["--port", "0"]
     assert main(["serve", *port, *args]) == 4
     error = capsys.readouterr().err

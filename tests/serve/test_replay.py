@@ -120,7 +120,7 @@ def test_abort_ends_a_running_and_a_waiting_request(start):
 
 
 def test_refusals(start):
-    engine, _ = start([ReplayLine((1,), step_s=60)], max_num_seqs=1, max_waiting=1, max_model_len=4)
+    engine, _ = start([ReplayLine((1,), step_s=60)], max_num_seqs=1, max_queue=1, max_model_len=4)
     for prompt, message in (([], "empty"), ([1] * 4, "4 tokens.*context is 4"), ([625], "below 625")):
         with pytest.raises(RequestError, match=message):
             engine.submit(EngineRequest("x", prompt, SamplingParams()))
