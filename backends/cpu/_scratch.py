@@ -18,5 +18,7 @@ class Scratch(threading.local):
         """`count` elements of undefined content, valid until the same name is taken again."""
         buffer = self._buffers.get((name, dtype))
         if buffer is None or buffer.numel() < count:
-            buffer = self._buffers[name, dtype] = torch.empty(count, dtype=dtype)
+            # A buffer made under inference mode could not be written outside it, and one of them makes it first.
+            with torch.inference_mode(False):
+                buffer = self._buffers[name, dtype] = torch.empty(count, dtype=dtype)
         return buffer[:count]

@@ -27,7 +27,7 @@ def text_logprobs(entries: Sequence[TokenLogprob], tokenizer: Tokenizer, offset:
     offsets: list[int] = []
     for entry in entries:
         offsets.append(offset)
-        offset += len(tokenizer.token_bytes(entry.token_id).decode("utf-8", "replace"))
+        offset += len(_raw(entry.token_id, tokenizer).decode("utf-8", "replace"))
     return {
         "tokens": [_text(e.token_id, tokenizer) for e in entries],
         "token_logprobs": [max(e.logprob, _FLOOR) for e in entries],
@@ -42,12 +42,12 @@ def _entry(token: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _text(token: int, tokenizer: Tokenizer) -> str:
-    """A token's text, which names it among the alternatives: bytes that are no text stay apart, as `bytes:\xe2\x80`."""
+    """The text that names a token among others; bytes that are no text stay apart, as `bytes:\\xe2`."""
     raw = _raw(token, tokenizer)
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\x{byte:02x}" for byte in raw)
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 def _raw(token: int, tokenizer: Tokenizer) -> bytes:
