@@ -9,13 +9,15 @@ from torch import Tensor
 
 from k3hal.dispatch.ops._experts import gated
 
-# `load(experts)` yields each expert's fp32 matrix [N, K], in order.
+# `load(experts)` yields the experts' fp32 matrices in order, in stacks [g, N, K] of one or more; a stack is valid until
+# the next is asked for.
 Load = Callable[[list[int]], Iterable[Tensor]]
 Act = tuple[str, float, float]
 
-# Below this many rows an expert, MKL is up to twice as fast with the weights as the left operand and the rows as
-# column-major right operand; above it the usual form wins (512 x 256 matrices, one thread: 1.6x at 4 rows, 1.0x at 10).
-FEW_ROWS = 8
+# Below this many rows, MKL is up to twice as fast with the weights as the left operand and the rows as column-major
+# right operand; above it the usual form wins (256 x 512, one thread, 32 cold experts x 15 layers: 27 against 46 ms at 4
+# rows, 40 against 44 at 8, 71 against 48 at 12).
+FEW_ROWS = 10
 MAX_ELEMENTS = 1 << 26
 
 
@@ -45,22 +47,25 @@ def _one_token(x: Tensor, ids: Tensor, weights: Tensor, first: Load, second: Loa
         return torch.zeros(x.shape, dtype=torch.float32)
     experts = [chosen[j] for j in kept]
     row = x.float()
-    hidden = gated(torch.cat([_times_row(w, row) for w in first(experts)]), *act)
-    each = torch.cat([_times_row(w, r) for w, r in zip(second(experts), hidden.split(1), strict=True)])
-    return torch.mm(weights[:, kept] if len(kept) < len(chosen) else weights, each)
+    hidden = gated(torch.cat([_times_rows(stack, row.expand(len(stack), -1)) for stack in first(experts)]), *act)
+    each, done = [], 0
+    for stack in second(experts):
+        each.append(_times_rows(stack, hidden[done : done + len(stack)]))
+        done += len(stack)
+    return torch.mm(weights[:, kept] if len(kept) < len(chosen) else weights, torch.cat(each))
 
 
-def _times_row(matrix: Tensor, row: Tensor) -> Tensor:
-    """`row @ matrix.T` [1, N] for one row [1, K].
+def _times_rows(stack: Tensor, rows: Tensor) -> Tensor:
+    """`rows[i] @ stack[i].T` [g, N] of matrices [g, N, K] and rows [g, K] with dense rows.
 
     MKL's matrix-vector product reaches a third of the memory bandwidth; its batched product reaches all of it, but only
-    with a batch of at least two and a column-major right operand. So: the two halves of the matrix.
+    with a batch of at least two and column-major right operands. So a single matrix goes as its two halves.
     """
-    count, width = matrix.shape
-    if count % 2:
-        return torch.mm(row, matrix.t())
-    column = row[None].transpose(1, 2).expand(2, width, 1)
-    return torch.bmm(matrix.view(2, count // 2, width), column).view(1, count)
+    groups, count, width = stack.shape
+    columns = rows[:, None].transpose(1, 2)
+    if groups == 1 and count % 2 == 0:
+        stack, columns = stack.view(2, count // 2, width), columns.expand(2, width, 1)
+    return torch.bmm(stack, columns).view(groups, count)
 
 
 def _many_tokens(x: Tensor, ids: Tensor, weights: Tensor, first: Load, second: Load, act: Act) -> Tensor:
@@ -74,9 +79,8 @@ def _many_tokens(x: Tensor, ids: Tensor, weights: Tensor, first: Load, second: L
         return torch.zeros(x.shape, dtype=torch.float32)
     order = order[skipped:]
     rows = x.index_select(0, order // ids.shape[1]).float()
-    product = _transposed if rows.shape[0] < FEW_ROWS * len(experts) else _plain
-    hidden = gated(product(rows, counts, first(experts)), *act)
-    each = product(hidden, counts, second(experts))
+    hidden = gated(_products(rows, counts, first(experts)), *act)
+    each = _products(hidden, counts, second(experts))
     if skipped:
         # Rows of unused choices must exist for the sum below, and garbage weights must not reach them.
         by_choice = torch.zeros(ids.numel(), each.shape[1])
@@ -87,22 +91,15 @@ def _many_tokens(x: Tensor, ids: Tensor, weights: Tensor, first: Load, second: L
     return torch.bmm(weights[:, None], by_choice.view(*ids.shape, -1))[:, 0]
 
 
-def _plain(rows: Tensor, counts: list[int], matrices: Iterable[Tensor]) -> Tensor:
+def _products(rows: Tensor, counts: list[int], stacks: Iterable[Tensor]) -> Tensor:
     """Each expert's rows times its matrix, [rows, N]."""
-    parts = zip(rows.split(counts), matrices, strict=True)
-    return torch.cat([torch.mm(part, matrix.t()) for part, matrix in parts])
-
-
-def _transposed(rows: Tensor, counts: list[int], matrices: Iterable[Tensor]) -> Tensor:
-    """The same with the matrix on the left; see `FEW_ROWS` and `_times_row`."""
-    out = []
-    for part, matrix in zip(rows.split(counts), matrices, strict=True):
-        count, width = matrix.shape
-        if part.shape[0] == 1:
-            out.append(_times_row(matrix, part))
-        elif count % 2:
-            out.append(torch.mm(matrix, part.t()).t())
-        else:
-            columns = part.t()[None].expand(2, width, part.shape[0])
-            out.append(torch.bmm(matrix.view(2, count // 2, width), columns).view(count, -1).t())
+    out, parts = [], iter(rows.split(counts))
+    for stack in stacks:
+        for matrix, part in zip(stack.split(1), parts, strict=False):
+            if part.shape[0] == 1:
+                out.append(_times_rows(matrix, part))
+            elif part.shape[0] < FEW_ROWS:
+                out.append(torch.mm(matrix[0], part.t()).t())
+            else:
+                out.append(torch.mm(part, matrix[0].t()))
     return torch.cat(out)

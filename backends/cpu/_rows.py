@@ -21,7 +21,7 @@ def row_blocks(rows: int, elements_per_row: int) -> Iterator[slice]:
 
 def normalise_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMSNorm of x [..., D] in fp32 with one cast, a new tensor; weight [D] of any float dtype."""
-    if x.numel() <= BLOCK_ELEMENTS:
+    if x.numel() <= BLOCK_ELEMENTS and weight.dtype == x.dtype:
         return rms_norm(x, weight.shape, weight, eps)
     weight, out, dim = weight.float(), torch.empty(x.shape, dtype=x.dtype), x.shape[-1]
     rows, results = x.reshape(-1, dim), out.view(-1, dim)

@@ -12,7 +12,7 @@ from k3hal.dispatch import provides
 
 def _matrices(stack: Tensor) -> Load:
     def load(experts: list[int]) -> Iterator[Tensor]:
-        return (stack[e].float() for e in experts)
+        return (stack[e : e + 1].float() for e in experts)
 
     return load
 

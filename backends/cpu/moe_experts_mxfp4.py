@@ -22,7 +22,7 @@ def _matrices(packed: Tensor, scales: Tensor) -> Load:
     def load(experts: list[int]) -> Iterator[Tensor]:
         for a in range(0, len(experts), per_tile):
             chosen = torch.tensor(experts[a : a + per_tile])
-            yield from dequantize(packed.index_select(0, chosen), scales.index_select(0, chosen)).unbind(0)
+            yield dequantize(packed.index_select(0, chosen), scales.index_select(0, chosen), keep=False)
 
     return load
 

@@ -12,4 +12,4 @@ from k3hal.dispatch import provides
 @provides("mx_dequantize", name="table")
 def mx_dequantize(packed: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     """Exact in fp32, and the cast to bf16 is exact too."""
-    return dequantize(packed, scales).to(dtype)
+    return dequantize(packed, scales, keep=True).to(dtype)

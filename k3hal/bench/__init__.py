@@ -1,0 +1,1 @@
+"""Measurements of whole engines and of dispatch; docs/bench.md says how."""

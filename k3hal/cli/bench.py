@@ -1,0 +1,113 @@
+"""`k3hal bench`: how fast engine and dispatch are on this machine, and beside what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from k3hal.cli.common import DType, Json, Ops
+from k3hal.cli.output import print_json
+from k3hal.errors import UsageError
+
+app = typer.Typer(no_args_is_help=True, help="Measure the engine and dispatch on this machine.")
+
+Save = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--save", metavar="FILE", help="Keep the report as FILE.json, its tables in FILE.md; may be repeated."
+    ),
+]
+
+
+@app.command("engine")
+def bench_engine(
+    model: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="Checkpoint directory; default: a small built-in one.")
+    ] = None,
+    dtype: DType = None,
+    ops: Ops = None,
+    concurrency: Annotated[
+        str, typer.Option("--concurrency", metavar="N,...", help="How many requests at once.")
+    ] = "1,16",
+    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", metavar="N", help="Tokens of each prompt.")] = 32,
+    output_tokens: Annotated[int, typer.Option("--output-tokens", metavar="N", help="Tokens of each answer.")] = 32,
+    repeat: Annotated[int, typer.Option("--repeat", metavar="R", help="Timed runs of each engine.")] = 5,
+    peer: Annotated[
+        str | None, typer.Option("--peer", metavar="transformers", help="Also measure this on the same weights.")
+    ] = None,
+    breakdown: Annotated[bool, typer.Option("--breakdown", help="Also show the parts of a decode step.")] = False,
+    save: Save = None,
+    as_json: Json = False,
+) -> int:
+    """Measure decode and prefill of MODEL, beside the floor that the memory bandwidth sets and beside a peer.
+
+    Exits with 1, without a ratio, when the peer's greedy outputs are not ours.
+    """
+    from k3hal.bench.engine import SCHEMA, EngineBench
+    from k3hal.bench.engine import bench_engine as measure
+    from k3hal.bench.save import check_targets, tables_of
+
+    check_targets(save or [])
+    settings = EngineBench(
+        model=model,
+        dtype=dtype or "auto",
+        ops=ops,
+        concurrency=_numbers(concurrency),
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        repeat=repeat,
+        peer=peer,
+    )
+    report = measure(settings, _say)
+    tables = tables_of({"schema": SCHEMA, **report})
+    _put_out(SCHEMA, report, [t.text() for t in (tables if breakdown else tables[:1])], save, as_json)
+    return 1 if report["outputs_equal"] is False else 0
+
+
+@app.command("dispatch")
+def bench_dispatch(
+    repeat: Annotated[int, typer.Option("--repeat", metavar="R", help="Pairs of timed runs.")] = 51,
+    ops: Ops = None,
+    save: Save = None,
+    as_json: Json = False,
+) -> int:
+    """Measure what a bound operator costs over its provider's own function, and how long a plan takes to make.
+
+    Exits with 1 when a bound call costs more than its limit.
+    """
+    from k3hal.bench.dispatch import SCHEMA
+    from k3hal.bench.dispatch import bench_dispatch as measure
+    from k3hal.bench.save import check_targets, tables_of
+
+    check_targets(save or [])
+    report = measure(repeat, ops, _say)
+    tables = tables_of({"schema": SCHEMA, **report})
+    _put_out(SCHEMA, report, [t.text() for t in tables], save, as_json)
+    return 0 if report["within_limit"] else 1
+
+
+def _put_out(
+    schema: str, report: Mapping[str, Any], texts: list[str], targets: list[Path] | None, as_json: bool
+) -> None:
+    from k3hal.bench.save import save
+
+    for target in targets or []:
+        save({"schema": schema, **report}, target)
+    if as_json:
+        print_json(schema, report)
+    else:
+        typer.echo("\n\n".join(texts))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise UsageError(f"--concurrency is {text!r}", hint="it takes numbers like 1,16")
+    return tuple(int(word) for word in words)
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)
