@@ -41,7 +41,8 @@ def run(nano_dir: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     def generate(*args: object, code: int = 0) -> Done:
         capsys.readouterr()
         got = main(["generate", str(nano_dir), "--dtype", "float32", *map(str, args)])
-        done = Done(got, *capsys.readouterr())
+        printed = capsys.readouterr()
+        done = Done(got, printed.out, printed.err)
         assert got == code, done
         return done
 
