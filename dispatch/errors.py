@@ -100,3 +100,15 @@ class PlanError(InputError):
     """A saved dispatch plan does not fit this model or machine."""
 
     code = "bad_plan"
+
+
+class BackendError(K3HALError):
+    """A backend package is broken: it fails to import, breaks an operator's contract or crashes when asked."""
+
+    code = "bad_backend"
+
+
+class ProbeError(K3HALError):
+    """A device's driver or its torch extension is there and does not answer; nothing is concluded from that."""
+
+    code = "probe_failed"

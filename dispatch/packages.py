@@ -36,3 +36,7 @@ def _version(name: str) -> str | None:
 @cache
 def _names() -> tuple[str, ...]:
     return tuple(sorted({canonicalize_name(name) for d in distributions() if (name := d.metadata["Name"])}))
+
+
+INSTALLED = InstalledPackages()
+"""The one instance: devices that hold it compare without listing every package."""

@@ -1,12 +1,14 @@
-"""Dispatch plans for people: one table row an entry."""
+"""Dispatch plans for people: one table row an entry, the parts of a composed one under it."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from k3hal.dispatch.plan import DispatchPlan, PlanEntry
-from k3hal.dispatch.plan_file import choice_of
 from k3hal.dispatch.plan_pin import layer_ranges
+from k3hal.dispatch.select import Decision
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -16,24 +18,40 @@ def plan_table(plan: DispatchPlan) -> Table:
     """A rich table of operator, phase, layers, provider, evidence level and what decided."""
     from rich.table import Table
 
-    table = Table(title=f"{plan.model} on {plan.device.id}, {plan.dtype}, {plan.policy}", title_justify="left")
+    table = Table(
+        title=f"{plan.model} on {plan.device.id}, {plan.dtype}, {plan.policy}",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+    )
     for column in ("operator", "phase", "layers", "provider", "level", "because"):
-        table.add_column(column, overflow="fold")
+        table.add_column(column, no_wrap=column in ("operator", "provider"))
     for entry in plan.entries:
-        layers = layer_ranges(entry.request.layers).partition(" ")[2]
-        shown = f"{choice_of(entry.decision)}"
-        style = "yellow" if entry.decision.reference else None
-        table.add_row(
-            entry.request.op, entry.request.phase, layers, shown, entry.level, entry.decision.policy, style=style
-        )
+        request, decision = entry.request, entry.decision
+        row = (request.op, request.phase, _layers(request.layers), decision.provider, entry.level, decision.policy)
+        table.add_row(*row, style="yellow" if decision.reference else None)
+        for depth, op, part in _parts(decision, 1):
+            row = (f"{'  ' * depth}{op}", "", "", f"{'  ' * depth}{part.provider}", "", part.policy)
+            table.add_row(*row, style="yellow" if part.reference else None)
     return table
+
+
+def _parts(decision: Decision, depth: int) -> Iterator[tuple[int, str, Decision]]:
+    for op, part in decision.parts.items():
+        yield depth, op, part
+        yield from _parts(part, depth + 1)
+
+
+def _layers(layers: tuple[int, ...]) -> str:
+    """Layer numbers, by their count and ends where they are many runs."""
+    text = layer_ranges(layers).partition(" ")[2]
+    return text if text.count(",") <= 2 else f"{len(layers)} of {min(layers)}-{max(layers)}"
 
 
 def plan_summary(plan: DispatchPlan) -> str:
     """How many entries run what, in one line."""
-    kinds = [_kind(entry) for entry in plan.entries]
-    counts = {kind: kinds.count(kind) for kind in sorted(set(kinds))}
-    return f"{len(kinds)} entries: " + ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    counts = Counter(_kind(entry) for entry in plan.entries)
+    return f"{len(plan.entries)} entries: " + ", ".join(f"{counts[kind]} {kind}" for kind in sorted(counts))
 
 
 def _kind(entry: PlanEntry) -> str:

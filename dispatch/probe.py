@@ -10,7 +10,7 @@ from k3hal.dispatch.describe import describe, described_ids
 from k3hal.dispatch.device import DeviceDescription
 from k3hal.dispatch.errors import UnsupportedError, UsageError
 from k3hal.dispatch.host import cpu_arch, cpu_features, cpu_name, host_memory
-from k3hal.dispatch.packages import InstalledPackages
+from k3hal.dispatch.packages import INSTALLED
 from k3hal.dispatch.words import nearest
 
 ACCELERATORS = ("cuda", "rocm", "npu")
@@ -74,7 +74,7 @@ def _cpu() -> DeviceDescription:
         present=True,
         memory_bytes=host_memory()[0],
         features=cpu_features(),
-        packages=InstalledPackages(),
+        packages=INSTALLED,
         source="probed",
         title=cpu_name(),
     )

@@ -14,8 +14,8 @@ from typing import Any
 
 from k3hal.dispatch.describe import described_as, features_of_arch
 from k3hal.dispatch.device import DeviceDescription
-from k3hal.dispatch.errors import K3HALError
-from k3hal.dispatch.packages import InstalledPackages
+from k3hal.dispatch.errors import ProbeError
+from k3hal.dispatch.packages import INSTALLED
 
 # First and last SoC version number of each Ascend generation, as torch_npu reports it.
 _ASCEND_SOCS = {
@@ -33,12 +33,6 @@ _DRIVER_NODES = {"cuda": "/dev/nvidia[0-9]*", "rocm": "/dev/kfd", "npu": "/dev/d
 # Under WSL every vendor's GPU stands behind this one; it says nothing about whose it is.
 _SHARED_NODE = "/dev/dxg"
 _ADVICE = "check the driver and who may open its device file, or use --device cpu"
-
-
-class ProbeError(K3HALError):
-    """A device's driver or its torch extension is there and does not answer; nothing is concluded from that."""
-
-    code = "probe_failed"
 
 
 def devices(kind: str) -> tuple[DeviceDescription, ...]:
@@ -180,7 +174,7 @@ def _describe(
         bandwidth=known.bandwidth if known else 0.0,
         flops=known.flops if known else {},
         features=frozenset(features) | (known.features if known else features_of_arch(vendor, arch)),
-        packages=ChainMap(toolkit, InstalledPackages()),  # type: ignore[arg-type]
+        packages=ChainMap(toolkit, INSTALLED),  # type: ignore[arg-type]
         source=f"probed; rates from {known.source}" if known else "probed",
         title=facts.name,
         notes=known.notes if known else (),

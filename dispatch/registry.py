@@ -11,19 +11,13 @@ from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
-from k3hal.dispatch.errors import K3HALError, UsageError
+from k3hal.dispatch.errors import BackendError, UsageError
 from k3hal.dispatch.operator import Operator, with_defaults
 from k3hal.dispatch.provider import ATTRIBUTE, RESERVED, Backend, Provider
 from k3hal.dispatch.words import nearest
 
 BUILTIN = "k3hal.backends"
 ENTRY_POINT_GROUP = "k3hal.backends"
-
-
-class BackendError(K3HALError):
-    """A backend package is broken: it fails to import or breaks an operator's contract."""
-
-    code = "bad_backend"
 
 
 def operator_names() -> tuple[str, ...]:

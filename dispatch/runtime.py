@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from k3hal.dispatch.device import DeviceDescription
-from k3hal.dispatch.errors import UnsupportedError
-from k3hal.dispatch.registry import BackendError, Registry, default_registry
+from k3hal.dispatch.errors import BackendError, UnsupportedError
+from k3hal.dispatch.registry import Registry, default_registry
 
 if TYPE_CHECKING:
     import torch

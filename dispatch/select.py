@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from k3hal.dispatch.call import Call, No, Yes
-from k3hal.dispatch.errors import DispatchError
+from k3hal.dispatch.errors import BackendError, DispatchError
 from k3hal.dispatch.operator import Operator
 from k3hal.dispatch.overrides import Override
 from k3hal.dispatch.provider import Provider
-from k3hal.dispatch.registry import BackendError, Registry, get_operator
+from k3hal.dispatch.registry import Registry, get_operator
 
 FallbackPolicy = Literal["strict", "warn"]
 REFERENCE, COMPOSED = "reference", "composed"

@@ -1,6 +1,7 @@
 """Public errors. All derive from `K3HALError`."""
 
 from k3hal.dispatch.errors import (
+    BackendError,
     CapacityError,
     CheckpointError,
     ConfigError,
@@ -10,6 +11,7 @@ from k3hal.dispatch.errors import (
     InputError,
     K3HALError,
     PlanError,
+    ProbeError,
     QueueFullError,
     RequestError,
     UnsupportedError,
@@ -17,6 +19,7 @@ from k3hal.dispatch.errors import (
 )
 
 __all__ = [
+    "BackendError",
     "CapacityError",
     "CheckpointError",
     "ConfigError",
@@ -26,6 +29,7 @@ __all__ = [
     "InputError",
     "K3HALError",
     "PlanError",
+    "ProbeError",
     "QueueFullError",
     "RequestError",
     "UnsupportedError",

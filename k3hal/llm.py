@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -142,7 +141,7 @@ class LLM:
         checked = []
         for number, (ids, asked) in enumerate(zip(prompts, params, strict=True)):
             for index in range(asked.n):
-                request = EngineRequest(f"{self._calls}-{number}-{index}", ids, _single(asked, index))
+                request = EngineRequest(f"{self._calls}-{number}-{index}", ids, asked.continuation(index))
                 checked.append(core.check(request))
                 receivers[request.request_id] = receiver(number, index)
         try:
@@ -210,14 +209,6 @@ def _feed(
             if receiver.stopped_early:
                 early.append(output.request_id)
     return early
-
-
-def _single(params: SamplingParams, index: int) -> SamplingParams:
-    """The parameters of continuation `index` of several: with a seed, each has its own."""
-    if params.n == 1:
-        return params
-    seed = None if params.seed is None else (params.seed + index) % 2**63
-    return dataclasses.replace(params, n=1, seed=seed)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

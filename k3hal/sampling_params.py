@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from k3hal.errors import RequestError
 
@@ -67,6 +67,13 @@ class SamplingParams:
             if not isinstance(token, int) or isinstance(token, bool) or token < 0:
                 raise RequestError(f"logit_bias keys are token ids, got {token!r}", param="logit_bias")
             _check_range("logit_bias", bias, -100.0, 100.0)
+
+    def continuation(self, index: int) -> SamplingParams:
+        """The parameters of number `index` of the `n` continuations: with a seed, each has its own."""
+        if self.n == 1:
+            return self
+        seed = None if self.seed is None else (self.seed + index) % 2**63
+        return replace(self, n=1, seed=seed)
 
 
 def _check_range(name: str, value: float | None, low: float, high: float, *, open_low: bool = False) -> None:

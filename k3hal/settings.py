@@ -34,6 +34,10 @@ class Settings(BaseModel):
     plan: Path | None = None
     """A saved dispatch plan to pin."""
 
+    def engine_options(self) -> dict[str, Any]:
+        """What `build_engine` takes besides the model: every common setting."""
+        return {name: getattr(self, name) for name in Settings.model_fields}
+
 
 S = TypeVar("S", bound=Settings)
 

@@ -6,7 +6,6 @@ from collections.abc import Collection
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from k3hal.dispatch.plan import BoundOps
 from k3hal.model.batch import CacheViews, StepBatch
@@ -45,7 +44,9 @@ class K3Model:
         self.embedding = build.reader.get(f"{cfg.prefix}embed_tokens.weight", shard=build.parallel.column())
         self.layers = [Layer(build, i) for i in range(cfg.num_layers)]
         self.final = final_join(build)
-        self.lm_head = build.reader.get(cfg.lm_head_name, shard=build.parallel.column())
+        head = build.reader.get(cfg.lm_head_name, shard=build.parallel.column())
+        self.head_weight = build.ops.prepare("lm_head", weight=head)["weight"]
+        self.head = build.ops.fn("lm_head")
 
     @classmethod
     def load(
@@ -82,4 +83,4 @@ class K3Model:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Final-normed hidden [R, D] to fp32 logits [R, vocab]."""
-        return linear(hidden, self.lm_head).float()
+        return self.head(hidden, self.head_weight)

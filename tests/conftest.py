@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from k3hal.model.synthetic_vocab import synthetic_vocab_bytes
+from k3hal.model.write import write_preset
 
 _REPO = Path(__file__).resolve().parents[1]
 
@@ -31,3 +32,11 @@ def synthetic_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("synthetic_tokenizer")
     (folder / "tiktoken.model").write_bytes(synthetic_vocab_bytes())
     return folder
+
+
+@pytest.fixture(scope="session")
+def nano_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Preset nano, seed 0. Read-only by agreement."""
+    target = tmp_path_factory.mktemp("nano") / "nano"
+    write_preset("nano", target)
+    return target

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from k3hal.backends.cpu._rows import rms_scale, row_blocks
+from k3hal.backends.cpu._rows import BLOCK_ELEMENTS, normalise_rows, rms_scale, row_blocks
 from k3hal.dispatch import provides
 
 
@@ -25,21 +25,26 @@ def attn_res_mix(
     """See the operator."""
     if delta is not None:
         prefix.copy_(delta) if reset else prefix.add_(delta)
-    out, stored = torch.empty_like(prefix), blocks[:num_blocks]
-    weight = None if out_weight is None else out_weight.float()
-    for rows in row_blocks(prefix.shape[0], (num_blocks + 1) * prefix.shape[1]):
-        mix = _mix(torch.cat((stored[:, rows], prefix[rows].unsqueeze(0))).float(), key_weight, eps)
-        if weight is not None:
-            mix = mix.to(out.dtype).float()
-            mix = (mix * rms_scale(mix, out_eps)).mul_(weight)
-        out[rows] = mix
+    mix = _mix(prefix, blocks[:num_blocks], key_weight, eps) if num_blocks else prefix
     if store:
         blocks[num_blocks] = prefix
+    if out_weight is not None:
+        return normalise_rows(mix, out_weight, out_eps)
+    return mix if num_blocks else prefix.clone()
+
+
+def _mix(prefix: Tensor, blocks: Tensor, key_weight: Tensor, eps: float) -> Tensor:
+    last, per_row = prefix.unsqueeze(0), (blocks.shape[0] + 1) * prefix.shape[1]
+    if prefix.shape[0] * per_row <= BLOCK_ELEMENTS:
+        return _mix_rows(torch.cat((blocks, last)), key_weight, eps)
+    out = torch.empty_like(prefix)
+    for rows in row_blocks(prefix.shape[0], per_row):
+        out[rows] = _mix_rows(torch.cat((blocks[:, rows], last[:, rows])), key_weight, eps)
     return out
 
 
-def _mix(sources: Tensor, key_weight: Tensor, eps: float) -> Tensor:
-    """[J, t, D] fp32 to the mix [t, D]. The keys are never formed: their scale commutes with the dot product."""
-    scores = torch.matmul(sources, key_weight).mul_(rms_scale(sources, eps).squeeze(-1))
-    weights = scores.softmax(0).t().unsqueeze(1)
-    return torch.bmm(weights, sources.transpose(0, 1)).squeeze(1)
+def _mix_rows(sources: Tensor, key_weight: Tensor, eps: float) -> Tensor:
+    """[J, t, D], a scratch tensor, to the mix [t, D]. The keys are never formed: their scale commutes with the dot."""
+    wide = sources.float()
+    scores = torch.matmul(wide, key_weight).unsqueeze(-1).mul_(rms_scale(wide, eps))
+    return wide.mul_(scores.softmax(0)).sum(0).to(sources.dtype)

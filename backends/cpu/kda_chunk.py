@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import rms_norm
 
+from k3hal.backends.cpu.kda_recurrent import unit_scale
 from k3hal.dispatch import provides
 
 CHUNK = 64
-L2_EPS = 1e-6
 LOG2_E = 1.4426950408889634
 TILE_ROWS = 1 << 11
 """Rows (tokens times heads) worked on at a time: bounds the scratch memory and keeps it near the cache."""
@@ -121,8 +120,8 @@ class _Chunks:
 
 def _within_chunks(q: Tensor, k: Tensor, g: Tensor, beta: Tensor) -> _Chunks:
     dim = q.shape[-1]
-    kq = rms_norm(torch.stack((k, q), -2), (dim,), None, L2_EPS / dim)
-    kq.mul_(torch.tensor([[dim**-0.5], [1 / dim]]))
+    kq = torch.stack((k, q), -2)
+    kq.mul_(unit_scale(kq).mul_(torch.tensor([[1.0], [dim**-0.5]])))
     # Decays are taken in base 2: exp is slow where its result underflows, exp2 is not.
     from_start, to_end, pairs = _decayed_products(kq.flatten(0, 1), g.flatten(0, 1) * LOG2_E)
     from_start, to_end, pairs = (x.unflatten(0, g.shape[:2]) for x in (from_start, to_end, pairs))

@@ -49,9 +49,9 @@ def kda_decode(
     decay = log_decay(raw_gate, A_log, dt_bias, lower_bound).exp_()
     beta = torch.sigmoid(beta_logits.float())
     read = recur(mixed[:, :2], mixed[:, 2], decay, beta, [state[slot] for slot in ids])
-    # `read` carries a factor K = V. RMSNorm is blind to a factor once eps carries its square.
+    # `read` lacks the factor K^-0.5. RMSNorm is blind to a factor once eps carries its square.
     dim = read.shape[-1]
-    normed = rms_norm(read, (dim,), norm_weight, eps * dim * dim)
+    normed = rms_norm(read, (dim,), norm_weight, eps * dim)
     return normed.mul_(torch.sigmoid(out_gate.float())).to(qkv.dtype).flatten(1)
 
 

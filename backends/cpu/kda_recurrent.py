@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import rms_norm
 
 from k3hal.dispatch import provides
 
@@ -22,28 +21,29 @@ def kda_recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, stat
         return out
     states = [state[slot] for slot in ids]
     read = recur(torch.stack((q, k), 1).float(), v.float(), g.exp(), beta, states)
-    return read.div_(q.shape[-1]).to(v.dtype)
+    return read.mul_(q.shape[-1] ** -0.5).to(v.dtype)
+
+
+def unit_scale(x: Tensor) -> Tensor:
+    """`1 / sqrt(sum x^2 + 1e-6)` over the last axis of an fp32 tensor, kept as an axis of one."""
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().add_(L2_EPS).rsqrt_()
 
 
 def recur(qk: Tensor, v: Tensor, decay: Tensor, beta: Tensor, states: list[Tensor]) -> Tensor:
-    """Advance the states [H, V, K] in place; returns K times the output, [N, H, V]. All fp32.
+    """Advance the states [H, V, K] in place; returns the outputs without their factor K^-0.5, [N, H, V]. All fp32.
 
-    qk [N, 2, H, K] raw, v [N, H, V], decay = exp(g) [N, H, K], beta [N, H]. rms_norm with a scaled eps is the L2 norm
-    times K^0.5; the factors are taken out where a scalar is free. With S the old state and D the decay, S' k = S (D k)
-    and S_new q = S (D q) + u (k . q): the state is read once for both products, then updated. Only that is done for
-    each sequence by itself: a gather of all states would cost more than it saves.
+    qk [N, 2, H, K] raw, v [N, H, V], decay = exp(g) [N, H, K], beta [N, H]. With S the old state and D the decay,
+    S' k = S (D k) and S_new q = S (D q) + u (k . q): the state is read once for both products, then updated. Only that
+    is done for each sequence by itself: a gather of all states would cost more than it saves.
     """
-    dim = qk.shape[-1]
-    unit = dim**-0.5
-    qk = rms_norm(qk, (dim,), None, L2_EPS / dim)
+    qk = qk * unit_scale(qk)
     q, k = qk.unbind(1)
     probes = (qk * decay.unsqueeze(1)).transpose(1, 2)
     reads = torch.empty(probes.shape)
     for read, probe, state in zip(reads.unbind(0), probes.unbind(0), states, strict=True):
         torch.bmm(probe, state.transpose(1, 2), out=read)
-    u = torch.sub(v, reads[:, :, 1], alpha=unit).mul_(beta.unsqueeze(-1))
+    u = (v - reads[:, :, 1]).mul_(beta.unsqueeze(-1))
     scales, columns, rows = decay.unsqueeze(2), u.unsqueeze(3), k.unsqueeze(2)
     for state, scale, column, row in zip(states, scales.unbind(0), columns.unbind(0), rows.unbind(0), strict=True):
-        state.mul_(scale).addcmul_(column, row, value=unit)
-    overlap = torch.linalg.vecdot(q, k).unsqueeze(-1)
-    return torch.addcmul(reads[:, :, 0], u, overlap, value=unit)
+        state.mul_(scale).addcmul_(column, row)
+    return torch.addcmul(reads[:, :, 0], u, torch.linalg.vecdot(q, k).unsqueeze(-1))

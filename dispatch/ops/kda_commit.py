@@ -39,8 +39,8 @@ def kda_commit(
     for n, (slot, count) in enumerate(zip(slots.tolist(), accepted.tolist(), strict=True)):
         if slot == 0 or count == 0:
             continue
-        unused_logits = torch.zeros(count, u.shape[2])
-        g, _ = kda_gate(raw_gate[n, :count], unused_logits, A_log, dt_bias, lower_bound)
+        no_logits = raw_gate[n, :count, :, 0]
+        g, _ = kda_gate(raw_gate[n, :count], no_logits, A_log, dt_bias, lower_bound)
         keys, current = l2_normalise(k[n, :count]), state[slot]
         for t in range(count):
             current = current * g[t].exp().unsqueeze(-2) + u[n, t].unsqueeze(-1) * keys[t].unsqueeze(-2)

@@ -51,12 +51,11 @@ def kda_verify(
     the inputs. Rows of slot 0 are zero in `out`, `u` and `k`, whatever they hold.
     """
     count, heads = slots.shape[0], A_log.shape[0]
-    bounds = torch.arange(count + 1, dtype=torch.int32) * width
-    scratch = conv_state.clone()
-    mixed = causal_conv1d(qkv, conv_weight, scratch, slots, bounds, torch.ones(count, dtype=torch.bool))
+    bounds = torch.arange(count + 1, dtype=torch.int32, device=slots.device) * width
+    mixed = causal_conv1d(qkv, conv_weight, conv_state.clone(), slots, bounds, torch.ones_like(slots, dtype=torch.bool))
     q, k, v = split_qkv(mixed, heads)
     g, beta = kda_gate(raw_gate, beta_logits, A_log, dt_bias, lower_bound)
-    read, u = torch.zeros(v.shape), torch.zeros(v.shape)
+    read, u = (torch.zeros_like(v, dtype=torch.float32, memory_format=torch.contiguous_format) for _ in range(2))
     for n, slot in enumerate(slots.tolist()):
         if slot == 0:
             continue

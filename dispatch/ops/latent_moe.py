@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from k3hal.dispatch.call import DimValue
-from k3hal.dispatch.errors import UnsupportedError
 from k3hal.dispatch.operator import Cost, Operator, Sample
 from k3hal.dispatch.ops._experts import ROUTINGS, Routing, activation_arguments, gated, routed_cost, routed_inputs
 from k3hal.dispatch.ops.moe_experts import dense_weights, moe_experts
@@ -69,9 +68,7 @@ def latent_moe(
 
 
 def compose(parts: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """latent_moe from finer operators and plain GEMMs. It has no int4 form: those experts have no fast provider."""
-    norm, situ, silu = parts["rms_norm"], parts["situ_and_mul"], parts["silu_and_mul"]
-    dense, mxfp4 = parts["moe_experts"], parts["moe_experts_mxfp4"]
+    """latent_moe from finer operators and plain GEMMs; `parts` holds those that `_needed` names."""
 
     def latent_moe(
         x: Tensor,
@@ -93,21 +90,35 @@ def compose(parts: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
         eps: float,
     ) -> Tensor:
         z, tail = linear(x, down_weight), (activation, beta, linear_beta)
-        if expert_format == "mxfp4":
-            y = mxfp4(z, ids, weights, w13, w13_scale, w2, w2_scale, *tail)
-        elif expert_format == "bf16":
-            y = dense(z, ids, weights, w13, w2, *tail)
+        experts = parts[EXPERTS[expert_format]]
+        if expert_format == "bf16":
+            y = experts(z, ids, weights, w13, w2, *tail)
         else:
-            raise UnsupportedError(
-                f"latent_moe with {expert_format!r} experts has no composed form", hint="use --ops latent_moe=reference"
-            )
+            y = experts(z, ids, weights, w13, w13_scale, w2, w2_scale, *tail)
         if norm_weight is not None:
-            y = norm(y, norm_weight, eps)
+            y = parts["rms_norm"](y, norm_weight, eps)
         hidden = linear(x, shared_gate_up)
-        hidden = situ(hidden, beta, linear_beta) if activation == "situ" else silu(hidden)
+        if activation == "situ":
+            hidden = parts["situ_and_mul"](hidden, beta, linear_beta)
+        else:
+            hidden = parts["silu_and_mul"](hidden)
         return linear(y, up_weight) + linear(hidden, shared_down)
 
     return latent_moe
+
+
+EXPERTS = {"bf16": "moe_experts", "mxfp4": "moe_experts_mxfp4", "int4": "moe_experts_int4"}
+
+
+def _needed(dims: Mapping[str, DimValue]) -> dict[str, dict[str, DimValue]]:
+    """The finer operators of one expert format and activation, the experts at latent width."""
+    latent, activation = dims["latent"], dims["activation"]
+    shared = {name: value for name, value in dims.items() if name not in ("latent", "expert_format")}
+    return {
+        EXPERTS[str(dims["expert_format"])]: {**shared, "hidden": latent},
+        "situ_and_mul" if activation == "situ" else "silu_and_mul": {},
+        "rms_norm": {"dim": latent},
+    }
 
 
 EXPERT_WEIGHTS = {"bf16": dense_weights, "mxfp4": mxfp4_weights, "int4": int4_weights}
@@ -204,6 +215,7 @@ OPERATOR = Operator(
         "w2_scale",
     ),
     invariants=("batch_composition", "lowering_equals_reference"),
-    lowers_to=("situ_and_mul", "silu_and_mul", "moe_experts", "moe_experts_mxfp4", "rms_norm"),
+    lowers_to=(*EXPERTS.values(), "situ_and_mul", "silu_and_mul", "rms_norm"),
     lowering=compose,
+    parts=_needed,
 )

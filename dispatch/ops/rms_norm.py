@@ -34,13 +34,20 @@ def _cost(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None)
 
 
 def _make(
-    gen: Generator, shape: tuple[int, ...], dtype: str, add: bool = False, strided: bool = False, scale: float = 1.0
+    gen: Generator,
+    shape: tuple[int, ...],
+    dtype: str,
+    add: bool = False,
+    strided: bool = False,
+    scale: float = 1.0,
+    weight_dtype: str | None = None,
 ) -> dict[str, Any]:
     x = randn(gen, *shape, dtype=dtype, scale=scale)
     if strided:
         x = spread(x)
     residual = randn(gen, *shape, dtype=dtype, scale=scale) if add else None
-    return {"x": x, "weight": 1 + randn(gen, shape[-1], dtype=dtype, scale=0.2), "eps": 1e-5, "residual": residual}
+    weight = 1 + randn(gen, shape[-1], dtype=weight_dtype or dtype, scale=0.2)
+    return {"x": x, "weight": weight, "eps": 1e-5, "residual": residual}
 
 
 def _samples() -> Iterator[Sample]:
@@ -50,6 +57,7 @@ def _samples() -> Iterator[Sample]:
         ("residual", (5, 48), {"add": True}, frozenset({"tiny"})),
         ("no_rows", (0, 48), {"add": True}, edge),
         ("odd_width", (17, 127), {}, edge),
+        ("fp32_weight", (5, 64), {"weight_dtype": "float32"}, edge),
         ("rank_3", (3, 5, 33), {}, edge),
         ("row_strided", (9, 64), {"strided": True, "add": True}, hard),
         ("below_eps", (4, 64), {"scale": 1e-4}, hard),

@@ -27,6 +27,7 @@ class Verb(NamedTuple):
 VERBS: dict[str, Verb] = {
     "model": Verb("k3hal.cli.model:app", "Make, show, list and check checkpoints."),
     "doctor": Verb("k3hal.cli.doctor:doctor", "Show this machine, its devices and versions, and what would run."),
+    "generate": Verb("k3hal.cli.generate:generate", "Continue a prompt, answer a chat, or answer a file of requests."),
     "bench": Verb("k3hal.cli.bench:app", "Measure the engine and dispatch on this machine."),
     "op": Verb("k3hal.cli.op:app", "Operators: list and probe, plan and explain."),
     "render": Verb("k3hal.cli.render:render", "Show the exact prompt a chat request becomes."),

@@ -121,7 +121,7 @@ def probe_devices(
 
 @app.command("plan")
 def plan_model(
-    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="Directory or config.json.")] = None,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Directory or config.json.")] = None,
     device: AnyDevice = "auto",
     dtype: DType = None,
     kv_cache_dtype: KvCacheDType = None,
@@ -188,7 +188,11 @@ def _print_plan(plan: DispatchPlan) -> None:
 
     from k3hal.dispatch.plan_text import plan_summary, plan_table
 
-    Console().print(plan_table(plan))
+    console = Console()
+    # Into a file or a pipe: wide enough for a row to be a line.
+    if not console.is_terminal:
+        console.width = 120
+    console.print(plan_table(plan))
     typer.echo(plan_summary(plan))
 
 

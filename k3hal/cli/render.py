@@ -29,7 +29,7 @@ def render(
         print_json("k3hal.render/1", {"ids": ids, "text": prompt.text()})
     else:
         typer.echo(prompt.text())
-        typer.echo(f"\n{len(ids)} tokens", err=True)
+        typer.echo(f"{len(ids)} tokens", err=True)
 
 
 def _read_body(file: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 def serve(
     ctx: typer.Context,
     model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="Checkpoint directory; default: a small built-in one.")
+        str | None, typer.Argument(metavar="MODEL", help="Checkpoint directory; default: a small built-in one.")
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 picks a free one.  [default: 8000]")] = None,
@@ -43,7 +44,7 @@ def serve(
     engine: Annotated[
         str | None, typer.Option(metavar="replay:FILE", help="Replay token ids instead of running a model.")
     ] = None,
-    max_waiting: Annotated[
+    max_queue: Annotated[
         int | None, typer.Option(metavar="N", help="Most requests waiting; beyond it 429.  [default: 1024]")
     ] = None,
     metrics_compat: Annotated[
@@ -68,10 +69,11 @@ def serve(
     from k3hal.serve.server import Server, bind
     from k3hal.serve.settings import ServeSettings
 
+    begun = time.monotonic()
     settings = settings_from(ctx, ServeSettings)
     # First, so that a port in use is reported before minutes of loading.
     with bind(settings.host, settings.port) as sock:
-        Server(_build(settings), lambda line: typer.echo(line)).run(sockets=[sock])
+        Server(_build(settings), announce=typer.echo, begun=begun).run(sockets=[sock])
 
 
 def _build(settings: ServeSettings) -> ServerState:
@@ -110,6 +112,6 @@ def _replay(settings: ServeSettings) -> tuple[ReplayEngine, K3Tokenizer]:
     if settings.tokenizer is None:
         raise UsageError("a replay engine needs a tokenizer", hint="give --tokenizer DIR")
     tokenizer = K3Tokenizer.from_dir(settings.tokenizer)
-    names = ("max_model_len", "max_num_seqs", "max_waiting")
+    names = ("max_model_len", "max_num_seqs", "max_queue")
     given = {name: getattr(settings, name) for name in names if getattr(settings, name) is not None}
     return ReplayEngine.from_file(file, tokenizer, **given), tokenizer

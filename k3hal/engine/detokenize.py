@@ -14,7 +14,7 @@ class IncrementalDetokenizer:
     """The text of a growing token sequence; each id costs O(1) and at most three bytes are held back.
 
     The pieces returned join to what decoding the whole sequence at once gives. Special tokens are left out unless
-    `skip_special` is false.
+    `skip_special` is false; ids beyond the vocabulary, which a model with padded embeddings can produce, have no text.
     """
 
     __slots__ = ("_decoder", "_skip_from", "_tokenizer")
@@ -27,8 +27,6 @@ class IncrementalDetokenizer:
     def add(self, token_id: int) -> str:
         """The text that `token_id` completes, often empty in the middle of a character."""
         if token_id >= self._skip_from:
-            # Out-of-range ids still fail below; a special one is dropped.
-            self._tokenizer.token_bytes(token_id)
             return ""
         return self._decoder.decode(self._tokenizer.token_bytes(token_id))
 

@@ -43,7 +43,7 @@ class ReplayEngine:
     """Request number k, counted on arrival, is answered with line k of the file (wrapping around).
 
     Stop ids, `min_tokens`, `max_tokens` and the context length apply as in a real engine; a line's end finishes with
-    `stop`. At most `max_num_seqs` requests run and `max_waiting` wait. Log-probabilities are all 0, since a replay is
+    `stop`. At most `max_num_seqs` requests run and `max_queue` wait. Log-probabilities are all 0, since a replay is
     certain.
     """
 
@@ -54,7 +54,7 @@ class ReplayEngine:
         *,
         max_model_len: int = DEFAULT_CONTEXT,
         max_num_seqs: int = 256,
-        max_waiting: int = 1024,
+        max_queue: int = 1024,
     ) -> None:
         self._lines = lines
         self._info = EngineInfo(
@@ -65,7 +65,7 @@ class ReplayEngine:
             max_num_batched_tokens=max_model_len,
             device="replay",
         )
-        self._max_waiting = max_waiting
+        self._max_queue = max_queue
         self._lock = threading.Condition()
         self._waiting: deque[_Running] = deque()
         self._running: dict[str, _Running] = {}
@@ -102,7 +102,7 @@ class ReplayEngine:
             if self._closing:
                 raise DrainingError("the engine is shutting down")
             full = len(self._running) >= self._info.max_num_seqs
-            if full and len(self._waiting) >= self._max_waiting:
+            if full and len(self._waiting) >= self._max_queue:
                 raise QueueFullError(f"{len(self._waiting)} requests are waiting already")
             line = self._lines[self._arrivals % len(self._lines)]
             self._arrivals += 1

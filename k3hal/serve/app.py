@@ -20,7 +20,7 @@ from k3hal.serve.auth import ApiKeyGuard
 from k3hal.serve.chat import chat_completions
 from k3hal.serve.chat_prompt import render_chat
 from k3hal.serve.completions import completions
-from k3hal.serve.http_errors import HttpError, error_response, from_k3hal, json_response
+from k3hal.serve.http_errors import HttpError, error_response, from_k3hal, json_response, raise_if_failed
 from k3hal.serve.router import DisconnectedError
 from k3hal.serve.state import ServerState, new_id
 from k3hal.serve.tokens import detokenize, tokenize
@@ -56,21 +56,24 @@ def create_app(state: ServerState) -> FastAPI:
 
 
 async def _warm_up(state: ServerState) -> None:
-    """Answer a short chat once, so that the first client does not pay for what is made on first use."""
+    """Answer a short chat once, so that the first client does not pay for what is made on first use.
+
+    If that fails the server stays unready and its log says why.
+    """
     if state.config.warm_up:
-        ids = render_chat({"messages": [{"role": "user", "content": "Hello"}]}, state.config.thinking).ids(
-            state.tokenizer
-        )
-        ids = ids[: state.engine.info.max_model_len - 1]
-        generation = state.submit(new_id("warmup"), [ids], SamplingParams(max_tokens=4), None)
+        prompt = render_chat({"messages": [{"role": "user", "content": "Hello"}]}, state.config.thinking)
+        ids = prompt.ids(state.tokenizer)[: state.engine.info.max_model_len - 1]
         try:
-            while generation.unfinished:
-                for _, output in await generation.next():
-                    if output.finish_reason in ("error", "abort"):
-                        _LOG.error("the warm-up request failed: %s", output.error or "aborted")
-                        return
-        finally:
-            generation.close()
+            generation = state.submit(new_id("warmup"), [ids], SamplingParams(max_tokens=4), None)
+            try:
+                while generation.unfinished:
+                    for _, output in await generation.next():
+                        raise_if_failed(output)
+            finally:
+                generation.close()
+        except (K3HALError, HttpError) as error:
+            _LOG.error("the warm-up request failed, so the server is not ready: %s", error)
+            return
     state.warmed_up()
 
 

@@ -45,14 +45,11 @@ class ChatChoice:
         self._deltas: list[Delta] = []
         self.complete_calls = 0
         self.cached_tokens = 0
+        self.reasoning_tokens = 0
         self.token_ids: list[int] = []
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.stopped_early = False
-
-    @property
-    def reasoning_tokens(self) -> int:
-        return self.parser.reasoning_tokens
 
     def feed(self, output: EngineOutput) -> list[Delta]:
         """The deltas an output adds, neighbours of a kind joined. Raises `HttpError` when the engine gave up."""
@@ -83,6 +80,7 @@ class ChatChoice:
         """Pass a channel's text through its stop strings; the one that matched, if one did."""
         armed = len(self.token_ids) + number > self._min_tokens
         if isinstance(event, Reasoning):
+            self.reasoning_tokens += event.token is not None
             self._show("reasoning_content", self._reasoning.feed(event.text, armed=armed))
             return self._reasoning.matched
         self._show("reasoning_content", self._reasoning.flush())

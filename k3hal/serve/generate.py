@@ -22,9 +22,7 @@ class Choice(Protocol[D_co]):
     token_ids: list[int]
     finish_reason: str | None
     stopped_early: bool
-
-    @property
-    def reasoning_tokens(self) -> int: ...
+    reasoning_tokens: int
 
     def feed(self, output: EngineOutput) -> D_co: ...
 

@@ -24,13 +24,12 @@ def chat_logprobs(entries: Sequence[TokenLogprob], tokenizer: Tokenizer) -> dict
 
 def text_logprobs(entries: Sequence[TokenLogprob], tokenizer: Tokenizer, offset: int) -> dict[str, Any]:
     """`logprobs` of a plain completion; `offset` is where the first token's text begins."""
-    tokens = [_text(e.token_id, tokenizer) for e in entries]
     offsets: list[int] = []
-    for token in tokens:
+    for entry in entries:
         offsets.append(offset)
-        offset += len(token)
+        offset += len(_raw(entry.token_id, tokenizer).decode("utf-8", "replace"))
     return {
-        "tokens": tokens,
+        "tokens": [_text(e.token_id, tokenizer) for e in entries],
         "token_logprobs": [max(e.logprob, _FLOOR) for e in entries],
         "top_logprobs": [{_text(t, tokenizer): max(p, _FLOOR) for t, p in e.top} for e in entries],
         "text_offset": offsets,
@@ -38,9 +37,19 @@ def text_logprobs(entries: Sequence[TokenLogprob], tokenizer: Tokenizer, offset:
 
 
 def _entry(token: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
-    raw = tokenizer.token_bytes(token)
+    raw = _raw(token, tokenizer)
     return {"token": raw.decode("utf-8", "replace"), "logprob": max(logprob, _FLOOR), "bytes": list(raw)}
 
 
 def _text(token: int, tokenizer: Tokenizer) -> str:
-    return tokenizer.token_bytes(token).decode("utf-8", "replace")
+    """The text that names a token among others; bytes that are no text stay apart, as `bytes:\\xe2`."""
+    raw = _raw(token, tokenizer)
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def _raw(token: int, tokenizer: Tokenizer) -> bytes:
+    """A token's bytes; none for an id that only padded embeddings have."""
+    return tokenizer.token_bytes(token) if token < tokenizer.vocab_size else b""

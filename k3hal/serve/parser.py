@@ -17,14 +17,17 @@ _MAX_HEADER = 4096  # bytes; what follows a marker for longer than this is not a
 
 
 class Reasoning(NamedTuple):
-    """Text of the thinking channel, from token number `token` of this feed; None where no single token made it."""
+    """Text of the thinking channel, from token number `token` of this feed; None where no single token made it.
+
+    A token in the middle of a character gives empty text, so that there is one event for each token of the channel.
+    """
 
     text: str
     token: int | None
 
 
 class Content(NamedTuple):
-    """Text of the answer, likewise; empty for a token in the middle of a character."""
+    """Text of the answer, likewise."""
 
     text: str
     token: int | None
@@ -74,8 +77,7 @@ class OutputParser:
     """A state machine over token ids, so that text which merely spells markup stays text.
 
     The events of a token sequence are the same however it is cut into feeds, but for the numbering of tokens.
-    `recoveries` counts malformed outputs that were understood anyway, by kind; `reasoning_tokens` the text tokens of
-    the thinking channel.
+    `recoveries` counts malformed outputs that were understood anyway, by kind.
     """
 
     def __init__(self, tokenizer: Tokenizer, channel: Channel) -> None:
@@ -92,7 +94,6 @@ class OutputParser:
         self._events: list[Event] = []
         self._token: int | None = None
         self.recoveries: Counter[str] = Counter()
-        self.reasoning_tokens = 0
 
     @property
     def done(self) -> bool:
@@ -150,9 +151,7 @@ class OutputParser:
     def _text(self, text: str) -> None:
         state = self._state
         if state is _State.REASONING:
-            self.reasoning_tokens += self._token is not None
-            if text:
-                self._events.append(Reasoning(text, self._token))
+            self._events.append(Reasoning(text, self._token))
         elif state is _State.RESPONSE:
             self._content(text)
         elif state is _State.IDLE:

@@ -47,7 +47,8 @@ class Server(uvicorn.Server):
     They have `drain_timeout` seconds; then they are aborted. A second signal aborts at once.
     """
 
-    def __init__(self, state: ServerState, announce: Callable[[str], None]) -> None:
+    def __init__(self, state: ServerState, announce: Callable[[str], None], begun: float) -> None:
+        """`announce` takes the line that says where and since when; `begun` is the monotonic time of the start."""
         super().__init__(
             uvicorn.Config(
                 create_app(state),
@@ -62,7 +63,7 @@ class Server(uvicorn.Server):
         self._announce = announce
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._begun = time.monotonic()
+        self._begun = begun
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Runs in the signal handler, so it only wakes the loop."""

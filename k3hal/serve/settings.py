@@ -8,11 +8,6 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, field_validator
 
 from k3hal.settings import Settings
 
-_ENGINE_OPTIONS = (
-    "ops", "device", "dtype", "kv_cache_dtype", "memory_budget", "max_model_len", "max_num_seqs",
-    "max_num_batched_tokens", "tokenizer", "plan",
-)  # fmt: skip
-
 
 class ServeSettings(Settings):
     """Field names are the flags' names; a `--config` file uses the same."""
@@ -23,7 +18,7 @@ class ServeSettings(Settings):
     api_key: list[str] | None = None
     served_model_name: list[str] | None = None
     engine: str | None = None
-    max_waiting: NonNegativeInt | None = None
+    max_queue: NonNegativeInt | None = None
     metrics_compat: Literal["on", "off"] = "on"
     drain_timeout: NonNegativeFloat = 30.0
 
@@ -43,5 +38,4 @@ class ServeSettings(Settings):
         return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
 
     def engine_options(self) -> dict[str, Any]:
-        """What `build_engine` takes besides the model."""
-        return {name: getattr(self, name) for name in _ENGINE_OPTIONS}
+        return super().engine_options() | {"max_queue": self.max_queue}

@@ -82,7 +82,7 @@ class ServerState:
         if self.draining:
             raise DrainingError("the server is shutting down")
         requests = [
-            EngineRequest(f"{name}-{p * params.n + i}", prompt, params, priority=priority or 0)
+            EngineRequest(f"{name}-{p * params.n + i}", prompt, params.continuation(i), priority=priority or 0)
             for p, prompt in enumerate(prompts)
             for i in range(params.n)
         ]

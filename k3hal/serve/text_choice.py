@@ -20,14 +20,13 @@ class TextDelta(NamedTuple):
 class TextChoice:
     """Detokenizes one sequence; special tokens are left out. The attributes mean what they do in `ChatChoice`."""
 
-    reasoning_tokens = 0
-
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
         self._tokenizer = tokenizer
         self._min_tokens = params.min_tokens
         self._detok = IncrementalDetokenizer(tokenizer)
         self._text = StoppableText(params.stop, include=params.include_stop_str_in_output)
         self.cached_tokens = 0
+        self.reasoning_tokens = 0
         self.token_ids: list[int] = []
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None

@@ -11,6 +11,30 @@ from safetensors.torch import save_file
 Config = dict[str, Any]
 Tensors = dict[str, torch.Tensor]
 
+_MXFP4: Config = {
+    "quant_method": "compressed-tensors",
+    "format": "mxfp4-pack-quantized",
+    "quantization_status": "compressed",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {
+                "num_bits": 4,
+                "type": "float",
+                "group_size": 32,
+                "strategy": "group",
+                "symmetric": True,
+                "dynamic": False,
+                "observer": "minmax",
+                "scale_dtype": "torch.uint8",
+            },
+            "input_activations": None,
+            "output_activations": None,
+        }
+    },
+    "kv_cache_scheme": None,
+}
+
 
 def kimi_linear_config() -> Config:
     """A flat Kimi-Linear config: 5 layers (MLA at 1-based 4 and 5), the second layer dense too, 12 experts top-3."""
@@ -78,6 +102,7 @@ def k3_config() -> Config:
         "routed_expert_hidden_size": 32,
         "latent_moe_use_norm": True,
         "attn_res_block_size": 2,
+        "quantization_config": _MXFP4,
     }
     text["linear_attn_config"] |= {
         "kda_layers": [1, 2, 4],

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from k3hal.model.presets import preset_config
-from k3hal.model.write import write_checkpoint, write_preset
+from k3hal.model.write import write_checkpoint
 
 VISION = {
     "patch_size": 2,
@@ -25,14 +25,6 @@ VISION = {
     "mm_hidden_size": 8,
     "text_hidden_size": 32,
 }
-
-
-@pytest.fixture(scope="session")
-def nano_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Preset nano, seed 0. Read-only by agreement."""
-    target = tmp_path_factory.mktemp("nano") / "nano"
-    write_preset("nano", target)
-    return target
 
 
 @pytest.fixture

@@ -236,9 +236,9 @@ def test_references_are_warned_of_once(
 def test_the_table_names_every_entry(registry: Registry) -> None:
     plan = _plan(registry)
     columns = {str(column.header): list(column.cells) for column in plan_table(plan).columns}
-    assert columns["operator"] == ["toy_shift", "toy_scale", "toy_scale", "toy_both"]
-    assert columns["layers"] == ["", "0-2, 5", "0-2, 5", "3-4"]
-    assert columns["provider"][3] == "composed(toy_scale=b.x, toy_shift=b.x)"
+    assert columns["operator"] == ["toy_shift", "toy_scale", "toy_scale", "toy_both", "  toy_shift", "  toy_scale"]
+    assert columns["layers"] == ["", "0-2, 5", "0-2, 5", "3-4", "", ""]
+    assert columns["provider"] == ["b.x", "b.x", "b.x", "composed", "  b.x", "  b.x"]
     assert plan_summary(plan) == "4 entries: 3 b, 1 composed"
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from k3hal.dispatch import host, probe_vendors
-from k3hal.dispatch.errors import UnsupportedError, UsageError
+from k3hal.dispatch.errors import ProbeError, UnsupportedError, UsageError
 from k3hal.dispatch.packages import InstalledPackages
 from k3hal.dispatch.probe import present_devices, probe, resolve_device
-from k3hal.dispatch.probe_vendors import ProbeError, ascend_arch, gfx_number
+from k3hal.dispatch.probe_vendors import ascend_arch, gfx_number
 
 
 def _torch(*, cuda: str | None = None, hip: str | None = None, devices: list[Any] | None = None) -> Any:

@@ -10,9 +10,9 @@ import pytest
 
 from k3hal.dispatch import DeviceDescription, Needs, provides
 from k3hal.dispatch.assemble import build_selector
-from k3hal.dispatch.errors import K3HALError, UsageError
+from k3hal.dispatch.errors import BackendError, K3HALError, UsageError
 from k3hal.dispatch.overrides import parse_overrides
-from k3hal.dispatch.registry import BackendError, get_operator
+from k3hal.dispatch.registry import get_operator
 
 from .toys import CPU, Toy, backend_module, call, registry_of
 

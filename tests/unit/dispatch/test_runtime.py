@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from k3hal.dispatch.describe import describe
-from k3hal.dispatch.errors import CapacityError, UnsupportedError
+from k3hal.dispatch.errors import BackendError, CapacityError, UnsupportedError
 from k3hal.dispatch.probe import present_devices
-from k3hal.dispatch.registry import BackendError, default_registry
+from k3hal.dispatch.registry import default_registry
 from k3hal.dispatch.runtime import DeviceRuntime, runtime_for
 
 from .toys import CPU, backend_module, registry_of

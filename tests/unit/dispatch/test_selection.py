@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from k3hal.dispatch import No, Yes
-from k3hal.dispatch.errors import DispatchError
+from k3hal.dispatch.errors import BackendError, DispatchError
 from k3hal.dispatch.overrides import Override
-from k3hal.dispatch.registry import BackendError, Registry
+from k3hal.dispatch.registry import Registry
 from k3hal.dispatch.select import REFERENCE, Selector
 
 from .toys import NEVER, Toy, backend_module, call, registry_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from k3hal.dispatch import Answer, Backend, Call, DeviceDescription, Needs, No, Yes, provides
@@ -93,7 +93,8 @@ def _declare(toy: Toy, module: str) -> Callable[..., Any]:
 
     template = toy.fn or _FUNCTIONS[toy.op]
     # A function of its own for every provider, with the template's signature.
-    fn = type(template)(template.__code__, template.__globals__, template.__name__, template.__defaults__)
+    assert isinstance(template, FunctionType)
+    fn = FunctionType(template.__code__, template.__globals__, template.__name__, template.__defaults__)
     fn.__module__ = module
     return provides(
         toy.op, name=toy.name, needs=toy.needs, supports=supports, prepare=toy.prepare, priority=toy.priority

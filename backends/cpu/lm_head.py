@@ -1,0 +1,21 @@
+"""The output head on CPU, from weights kept in fp32."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+from torch.nn.functional import linear
+
+from k3hal.dispatch import provides
+
+
+def _widen(weight: Tensor) -> Mapping[str, Tensor]:
+    """fp32 weights: PyTorch has no bf16 product with an fp32 result on CPU, and converting each step costs more."""
+    return {"weight": weight.float()}
+
+
+@provides("lm_head", name="fp32", prepare=_widen)
+def lm_head(hidden: Tensor, weight: Tensor) -> Tensor:
+    """See the operator; `weight` is fp32."""
+    return linear(hidden.float(), weight)

@@ -1,0 +1,36 @@
+"""The small model that tests of the whole engine share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from k3hal.llm import LLM
+from k3hal.model.write import write_preset
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small models gain nothing from threads, and threads that wait for each other lose much on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def nano_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Preset nano, seed 0. Read-only by agreement."""
+    target = tmp_path_factory.mktemp("engine") / "nano"
+    write_preset("nano", target)
+    return target
+
+
+@pytest.fixture(scope="session")
+def llm(nano_dir: Path) -> Iterator[LLM]:
+    """The nano model in float32, with room for eight sequences of 512 tokens."""
+    with LLM(nano_dir, device="cpu", dtype="float32", max_model_len=512, max_num_seqs=8) as model:
+        yield model

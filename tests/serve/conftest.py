@@ -1,0 +1,128 @@
+"""A real server on a free port, over a replay engine, for the tests of this folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import httpx
+import openai
+import pytest
+
+from k3hal.engine.replay import ReplayEngine
+from k3hal.engine.replay_file import ReplayLine
+from k3hal.model.synthetic_vocab import synthetic_ranks
+from k3hal.serve.server import Server, bind, url_of
+from k3hal.serve.state import ServerConfig, ServerState
+from k3hal.serve.xtml import Segment, close_tag, element, encode
+from k3hal.tokenizer import END_OF_MSG, Tokenizer
+
+TOKENIZER = Tokenizer(synthetic_ranks())
+HI = [{"role": "user", "content": "Hi"}]
+
+
+@dataclass
+class RunningServer:
+    url: str
+    server: Server
+    state: ServerState
+    engine: ReplayEngine
+
+    def client(self, **options) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=20, **options)
+
+
+@contextlib.contextmanager
+def _running(lines: Sequence[ReplayLine], limits: dict[str, int] | None = None, **config) -> Iterator[RunningServer]:
+    """Serve `lines` on a thread of its own until the block ends."""
+    engine = ReplayEngine(lines, TOKENIZER, **(limits or {}))
+    settings = {"model_names": ("k3", "alias"), "warm_up": False, **config}
+    state = ServerState(engine, TOKENIZER, ServerConfig(**settings))
+    ready = threading.Event()
+    server = Server(state, announce=lambda _: ready.set(), begun=time.monotonic())
+    with bind("127.0.0.1", 0) as sock:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, name="server")
+        thread.start()
+        try:
+            assert ready.wait(20)
+            yield RunningServer(url_of(sock), server, state, engine)
+        finally:
+            state.router.abort_all()
+            server.should_exit = True
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+@pytest.fixture(scope="session")
+def running() -> Callable[..., contextlib.AbstractContextManager[RunningServer]]:
+    """`with running(lines, limits, **config) as server`."""
+    return _running
+
+
+@pytest.fixture(scope="session")
+def turn() -> Callable[..., ReplayLine]:
+    """`turn(reasoning, content, **replay fields)`: a whole well-formed answer as a replay line."""
+
+    def make(reasoning: str, content: str, **fields) -> ReplayLine:
+        segments = [Segment(reasoning), *close_tag("think"), *element("response", content), *close_tag("message")]
+        ids = encode([*segments, Segment(END_OF_MSG, True)], TOKENIZER)
+        return ReplayLine(tuple(ids), **fields)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def plain() -> Callable[..., ReplayLine]:
+    """`plain(text, **replay fields)`: ordinary text as a replay line, without an end token."""
+    return lambda text, **fields: ReplayLine(tuple(TOKENIZER.encode_ordinary(text)), **fields)
+
+
+class Script(Sequence):
+    """Replay lines that are used up in order, so that a test sets just the answers it is about to ask for."""
+
+    def __init__(self):
+        self.lines = deque()
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, _):
+        return self.lines.popleft()
+
+
+class Scripted:
+    """A server whose next answers a test sets."""
+
+    def __init__(self, server, script):
+        self.server = server
+        self._script = script
+        self.openai = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        self.http = server.client()
+
+    def script(self, *lines):
+        """The answers of the next sequences, one each."""
+        self._script.lines = deque(lines)
+
+    def stream(self, **body):
+        """The chunks of a streamed chat, checked to end as a stream must."""
+        response = self.http.post("/v1/chat/completions", json={"messages": HI, "stream": True, **body})
+        assert response.headers["content-type"].startswith("text/event-stream")
+        events = [part.removeprefix("data: ") for part in response.text.split("\n\n") if part]
+        assert events[-1] == "[DONE]"
+        return [json.loads(part) for part in events[:-1]]
+
+
+@pytest.fixture(scope="session")
+def api() -> Iterator[Scripted]:
+    """A server with a context of 2000 tokens that answers to `k3` and `alias`."""
+    script = Script()
+    with _running(script, {"max_model_len": 2000}) as server:
+        scripted = Scripted(server, script)
+        yield scripted
+        scripted.http.close()
+        scripted.openai.close()
