@@ -44,8 +44,10 @@ def _draw(
     drawn = (cumulative <= uniform * kept).sum(dim=-1, keepdim=True)
     inside = drawn < count
     drawn = drawn.clamp_(max=count - 1)
-    # Beyond the prefix lie unknown tokens: none may be kept or tied with the one drawn.
-    certain = inside & (open_ended | (limit <= count) | ~keep[:, -1:]) & (values.gather(1, drawn) > values[:, -1:])
+    # Beyond the prefix lie unknown tokens. Either top_k ends before them, or it is off and none of them is kept (or all
+    # are, whose sum is known); and none may be tied with the one drawn.
+    settled = (limit <= count) | ((limit >= logits.shape[1]) & (open_ended | ~keep[:, -1:]))
+    certain = inside & settled & (values.gather(1, drawn) > values[:, -1:])
     return ids.gather(1, drawn)[:, 0], certain[:, 0] | complete
 
 

@@ -91,11 +91,14 @@ class AsyncEngine:
                 submitted, self._submitted = self._submitted, []
                 aborted, self._aborted = self._aborted, []
                 stopping = self._stopping
+            outputs: list[EngineOutput] = []
             try:
-                outputs = self._turn(submitted, aborted, stopping)
+                self._turn(submitted, aborted, stopping, outputs)
             except Exception as error:
                 logger.exception("the engine failed")
-                outputs = self.core.die(f"{type(error).__name__}: {error}")
+                ended = {output.request_id for output in outputs if output.finish_reason is not None}
+                lost = [request for request in submitted if request.id not in ended]
+                outputs += self.core.die(self.core.dead or f"{type(error).__name__}: {error}", lost)
             self._deliver(outputs)
             if stopping:
                 return
@@ -103,11 +106,13 @@ class AsyncEngine:
     def _something_to_do(self) -> bool:
         return bool(self._submitted or self._aborted or self._stopping or self.core.has_work)
 
-    def _turn(self, submitted: list[Request], aborted: list[str], stopping: bool) -> list[EngineOutput]:
+    def _turn(self, submitted: list[Request], aborted: list[str], stopping: bool, outputs: list[EngineOutput]) -> None:
+        """Take in what came, then run a step; outputs are added as they come about."""
         for request in submitted:
             self.core.enqueue(request)
-        outputs = self.core.abort_all() if stopping else self.core.abort(aborted)
-        return outputs if stopping else outputs + self.core.step()
+        outputs += self.core.abort_all() if stopping else self.core.abort(aborted)
+        if not stopping:
+            outputs += self.core.step()
 
     def _deliver(self, outputs: list[EngineOutput]) -> None:
         """Hand outputs up. A receiver that raises can no longer be trusted with any request: the engine dies."""

@@ -53,8 +53,7 @@ class EngineCore:
 
     def check(self, request: EngineRequest) -> Request:
         """A request ready to be added. Raises `RequestError`, or `EngineDeadError` when nothing will ever run again."""
-        if self.dead is not None:
-            raise EngineDeadError(f"the engine has failed: {self.dead}", hint="restart it; the log has the traceback")
+        self._refuse_if_dead()
         created = Request.create(
             request,
             self._sequence,
@@ -72,7 +71,11 @@ class EngineCore:
         self.enqueue(self.check(request))
 
     def enqueue(self, request: Request) -> None:
-        """Queue a checked request behind those of its priority. Raises `RequestError` when its id is taken."""
+        """Queue a checked request behind those of its priority.
+
+        Raises `RequestError` when its id is taken, `EngineDeadError` when the engine died since the check.
+        """
+        self._refuse_if_dead()
         if request.id in self._requests:
             raise RequestError(f"request id {request.id!r} is already in use", param="request_id")
         request.rank = (request.rank[0], self._sequence)
@@ -90,18 +93,18 @@ class EngineCore:
     def abort_all(self) -> list[EngineOutput]:
         return self.abort(list(self._requests))
 
-    def die(self, reason: str) -> list[EngineOutput]:
-        """Give up for good: every request ends with `finish_reason="error"` and no other is accepted.
+    def die(self, reason: str, others: Iterable[Request] = ()) -> list[EngineOutput]:
+        """Give up for good: every request (and `others`, not queued yet) ends with `finish_reason="error"`.
 
-        The cache is left as it is: whatever went wrong may have left it inconsistent.
+        No other is accepted afterwards. The cache is left as it is: what went wrong may have left it inconsistent.
         """
         self.dead = reason
-        requests = list(self._requests.values())
-        self._requests.clear()
+        requests = {request.id: request for request in others} | self._requests
+        self._requests = {}
         self.scheduler.running, self.scheduler.waiting = [], []
-        for request in requests:
+        for request in requests.values():
             request.finish_reason, request.error = "error", reason
-        return [_output(request, -1, None) for request in requests]
+        return [_output(request, -1, None) for request in requests.values()]
 
     def close(self) -> None:
         """Let go of the runner, and with it of model and arena. Nothing may be called afterwards but `stats`."""
@@ -142,6 +145,10 @@ class EngineCore:
             generation_tokens=self._generated_tokens,
             preemptions=self.scheduler.preemptions,
         )
+
+    def _refuse_if_dead(self) -> None:
+        if self.dead is not None:
+            raise EngineDeadError(f"the engine has failed: {self.dead}", hint="restart it; the log has the traceback")
 
     def _deliver(self, sampled: list[Request], result: StepResult) -> list[EngineOutput]:
         """Append the sampled tokens and report them; requests that ended are forgotten."""

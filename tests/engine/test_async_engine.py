@@ -179,3 +179,16 @@ def test_a_scheduler_that_fails_ends_every_request(harness: Harness, monkeypatch
     with pytest.raises(EngineDeadError, match="an invariant broke"):
         engine.submit(EngineRequest("c", [2], SHORT))
     engine.close()
+
+
+def test_a_request_that_slips_in_while_the_engine_dies_is_answered(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, sink = AsyncEngine(harness.core), Sink()
+    for name in ("a", "b"):
+        engine.submit(EngineRequest(name, [2, 3], LONG))
+    harness.core.die("it died after the check")
+    engine.start(sink)
+    sink.wait("a", "b")
+    assert [sink.outputs[name][-1].error for name in ("a", "b")] == ["it died after the check"] * 2
+    engine.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, event, given, settings
@@ -50,15 +51,23 @@ def alone(prompt: list[int], params: SamplingParams) -> tuple[list[int], str | N
     return harness.tokens("r"), harness.reason("r")
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
+WORKLOAD = given(
     arrivals=ARRIVALS,
     aborts=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 30)), max_size=3),
     num_runs=st.integers(8, 30),
     max_num_seqs=st.integers(1, 6),
     budget=st.sampled_from([6, 7, 16, 33, 64]),
 )
-def test_every_output_equals_a_run_alone(arrivals, aborts, num_runs, max_num_seqs, budget) -> None:
+
+
+def check_against_runs_alone(
+    arrivals: list[tuple[list[int], SamplingParams, int, int]],
+    aborts: list[tuple[int, int]],
+    num_runs: int,
+    max_num_seqs: int,
+    budget: int,
+) -> None:
+    """Run a workload of (prompt, parameters, priority, step of arrival) and (request, step) of aborts."""
     harness = Harness(num_runs=num_runs, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
     pending = {f"r{i}": arrival for i, arrival in enumerate(arrivals)}
     aborted: set[str] = set()
@@ -85,6 +94,20 @@ def test_every_output_equals_a_run_alone(arrivals, aborts, num_runs, max_num_seq
             assert got == expected[: len(got)]
         else:
             assert (got, harness.reason(name)) == (expected, reason)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@WORKLOAD
+def test_every_output_equals_a_run_alone(**workload: Any) -> None:
+    check_against_runs_alone(**workload)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+@settings(max_examples=3000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@WORKLOAD
+def test_many_outputs_equal_a_run_alone(**workload: Any) -> None:
+    check_against_runs_alone(**workload)
 
 
 def test_a_tight_pool_preempts_and_changes_nothing() -> None:

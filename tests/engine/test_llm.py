@@ -14,6 +14,8 @@ import torch
 
 import k3hal
 from k3hal import LLM, SamplingParams
+from k3hal.dispatch.plan_file import save_plan, saved
+from k3hal.dispatch.plan_pin import compare_plans
 from k3hal.engine.build import build_engine
 from k3hal.engine.memory import GB
 from k3hal.errors import CapacityError, CheckpointError, K3HALError, RequestError, UsageError
@@ -169,6 +171,14 @@ def test_plan_says_what_runs(llm: LLM) -> None:
     assert {"kda_decode", "mla_decode", "sample", "step_metadata"} <= set(entries)
     assert llm.plan.dtype == "float32"
     assert all(decision.trace for decision in entries.values())
+
+
+def test_a_saved_plan_runs_the_same_providers(llm: LLM, nano_dir: Path, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    save_plan(llm.plan, path)
+    with LLM(nano_dir, device="cpu", dtype="float32", plan=path, max_model_len=64) as pinned:
+        assert compare_plans(saved(llm.plan), saved(pinned.plan)) == ()
+        assert token_ids(pinned, "Hello") == token_ids(llm, "Hello")
 
 
 def test_closing(nano_dir: Path) -> None:

@@ -16,8 +16,8 @@ from k3hal.dispatch.ops.reduce_scatter import reduce_scatter
 
 def main(folder: Path, ranks: int, rank: int) -> None:
     torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), ranks)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    where = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=ranks)
     group = dist.group.WORLD
     x = torch.arange(8.0).view(4, 2) + 100 * rank
     wide = x.t()

@@ -189,5 +189,6 @@ def test_inserted_rows_are_what_prefill_reads() -> None:
     cache = torch.full_like(whole["kv_cache"], torch.nan)
     for part in (slice(0, 5), slice(5, 11)):
         _cpu("mla_cache_insert")(entries[part, : SHAPE.kv_lora], entries[part, SHAPE.kv_lora :], cache, rows[part])
-    actual = cpu_prefill.mla_prefill(**(whole | {"kv_cache": cache}))
-    assert torch.equal(actual, cpu_prefill.mla_prefill(**whole))
+    expected = cpu_prefill.mla_prefill(**whole)
+    whole["kv_cache"] = cache
+    assert torch.equal(cpu_prefill.mla_prefill(**whole), expected)

@@ -24,9 +24,9 @@ def _even(count: int, seed: int = 0) -> torch.Tensor:
     return torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def _frequencies(logits: torch.Tensor, draws: int = DRAWS, **values: float) -> torch.Tensor:
+def _frequencies(logits: torch.Tensor, **values: float) -> torch.Tensor:
     """How often the CPU provider draws each token from one row of logits."""
-    tokens = cpu_sample.sample(logits.expand(draws, -1), **parameters(draws, **values), uniform=_even(draws))
+    tokens = cpu_sample.sample(logits.expand(DRAWS, -1), **parameters(DRAWS, **values), uniform=_even(DRAWS))
     return torch.bincount(tokens, minlength=logits.shape[0]).double()
 
 
