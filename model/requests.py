@@ -15,7 +15,8 @@ def model_requests(cfg: ModelConfig, dtype: str, kv_dtype: str, tp: int = 1) -> 
     out = [
         OpRequest("embed", (), "any", {"dim": cfg.hidden_size}),
         OpRequest("rms_norm", (), "any", {"dim": cfg.hidden_size}),
-        OpRequest("lm_head", (), "any", {"dim": cfg.hidden_size}),
+        OpRequest("linear", (), "any", {"dim": cfg.hidden_size}),
+        OpRequest("linear_fp32", (), "any", {"dim": cfg.hidden_size}),
     ]
     if cfg.attn_res_block_size:
         dims: dict[str, DimValue] = {"dim": cfg.hidden_size, "block_size": cfg.attn_res_block_size}

@@ -1,0 +1,32 @@
+// out = x w^T for packed weights; fp32 in and out.
+#include "tile.h"
+
+using namespace k3hal;
+
+template <int KIND>
+static void run(const float *x, long ldx, const void *w, const void *s, float *out, long ldo, long rows, long depth,
+                long outputs, int threads) {
+    const long blocks = (outputs + LANES - 1) / LANES;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (long block = 0; block < blocks; block++) {
+        const Panel<KIND> panel(w, s, block, depth);
+        const long first = block * LANES, width = outputs - first < LANES ? outputs - first : LANES;
+        for (long t = 0; t < rows; t += MAX_ROWS) {
+            const int count = rows - t < MAX_ROWS ? rows - t : MAX_ROWS;
+            const float *in[MAX_ROWS];
+            for (int m = 0; m < count; m++) in[m] = x + (t + m) * ldx;
+            v16f y[MAX_ROWS][2];
+            tiles<KIND>(panel, in, count, depth, y);
+            for (int m = 0; m < count; m++) std::memcpy(out + (t + m) * ldo + first, y[m], width * sizeof(float));
+        }
+    }
+}
+
+extern "C" void k3hal_linear(const float *x, long ldx, const void *w, const void *s, float *out, long ldo, long rows,
+                             long depth, long outputs, int kind, int threads) {
+    switch (kind) {
+        case F32: return run<F32>(x, ldx, w, s, out, ldo, rows, depth, outputs, threads);
+        case BF16: return run<BF16>(x, ldx, w, s, out, ldo, rows, depth, outputs, threads);
+        default: return run<MXFP4>(x, ldx, w, s, out, ldo, rows, depth, outputs, threads);
+    }
+}
