@@ -115,6 +115,7 @@ COMMANDS = {
     "stop": Case(GENERATE + "--stop ''", r"stop strings must not be empty"),
     "stop id": Case(GENERATE + "--stop-token-ids 9999", r"stop_token_ids: token id 9999 is outside"),
     "empty prompt": Case("generate model --prompt ''", r"the prompt is empty"),
+    "prompt not utf-8": Case("generate model --prompt 'a\udcff'", r"the text is not UTF-8: .* at byte 1"),
     "long prompt": Case(
         "generate model --max-model-len 8 --prompt 'one two three four five six'", r"the prompt has \d+ tokens"
     ),
@@ -238,6 +239,14 @@ COMMANDS = {
         MESSAGES,
         r"thinking_effort must be one of",
         files.put("m.json", {"messages": [{"role": "user", "content": "x"}], "thinking_effort": "some"}),
+    ),
+    "chat of half a character": Case(
+        MESSAGES, r"no low surrogate", files.put("m.json", '[{"role": "user", "content": "a \\ud83d"}]')
+    ),
+    "render half a character": Case(
+        "render m.json --tokenizer model",
+        r"not valid Unicode: half a surrogate pair, U\+D83D, at 2",
+        files.put("m.json", '{"messages": [{"role": "user", "content": "a \\ud83d"}]}'),
     ),
     "render nothing": Case("render m.json --tokenizer model", r"messages must be", files.put("m.json", {})),
     "render without vocabulary": Case(
