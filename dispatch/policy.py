@@ -19,7 +19,7 @@ def warn_of_fallbacks(decisions: Iterable[Decision]) -> None:
     _said.update(slow, built)
     if slow:
         logger.warning(
-            "no provider on %s; these operators run their reference, which is not written for speed: %s",
+            "on %s these operators run their reference, which is not written for speed: %s",
             slow[0][0],
             ", ".join(op for _, op in slow),
         )

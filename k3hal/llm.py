@@ -9,11 +9,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from k3hal.dispatch.words import nearest
 from k3hal.engine.build import BuiltEngine, build_engine
 from k3hal.engine.interface import EngineOutput, EngineRequest
 from k3hal.engine.outputs import Collector, CompletionOutput, RequestOutput
+from k3hal.engine.prompts import params_for_each, read_prompts
 from k3hal.engine.scoring import score
-from k3hal.errors import RequestError, UsageError
+from k3hal.errors import UsageError
 from k3hal.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -53,8 +55,8 @@ class LLM:
 
         `params` is one for all or one for each. Every prompt is checked before any is run: raises `RequestError`.
         """
-        ids = [self._encode(prompt) for prompt in _as_list(prompts)]
-        each = _for_each(params, len(ids))
+        ids = [self._encode(prompt) for prompt in read_prompts(prompts)]
+        each = params_for_each(params, len(ids))
         collectors = [[Collector(i, self._engine.tokenizer, p) for i in range(p.n)] for p in each]
         self._run(ids, each, lambda prompt, index: collectors[prompt][index])
         return [
@@ -71,11 +73,14 @@ class LLM:
         gives them. Without `params` it runs to its own end.
         """
         from k3hal.serve.chat_choice import ChatChoice, ChatMessage
-        from k3hal.serve.chat_prompt import render_chat
+        from k3hal.serve.chat_prompt import RENDER_FIELDS, render_chat
 
+        for name in render_options:
+            if name not in RENDER_FIELDS:
+                raise UsageError(f"unknown render option {name!r}", hint=nearest(name, RENDER_FIELDS))
         prompt = render_chat({"messages": list(messages), **render_options})
         ids = prompt.ids(self._engine.tokenizer)
-        asked = params or SamplingParams(max_tokens=None)
+        asked = params_for_each(params or SamplingParams(max_tokens=None), 1)[0]
         tokenizer = self._engine.tokenizer
         choices = [
             _ChatCollector(i, ChatChoice(tokenizer, prompt, asked, reasoning=True), ChatMessage())
@@ -122,11 +127,11 @@ class LLM:
             raise UsageError("this LLM is closed")
         return self._built
 
-    def _encode(self, prompt: Prompt) -> list[int]:
+    def _encode(self, prompt: str | list[int]) -> list[int]:
         """Token ids of a prompt. Text never becomes a special token, whatever it spells."""
         if isinstance(prompt, str):
             return self._engine.tokenizer.encode_ordinary(prompt)
-        return list(prompt)
+        return prompt
 
     def _run(
         self,
@@ -209,23 +214,6 @@ def _feed(
             if receiver.stopped_early:
                 early.append(output.request_id)
     return early
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt, as text or as ids, counts as a list of one."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if prompts and all(isinstance(item, int) for item in prompts):
-        return [[item for item in prompts if isinstance(item, int)]]
-    return [item for item in prompts if not isinstance(item, int)]
-
-
-def _for_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise RequestError(f"{count} prompts and {len(params)} sampling parameters", param="params")
-    return list(params)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from k3hal.backends.cpu._linear import linear, rows_times_stack
 from k3hal.dispatch.ops._experts import gated
 
 # `load(experts)` yields the experts' fp32 matrices in order, in stacks [g, N, K] of one or more; a stack is valid until
@@ -14,10 +15,6 @@ from k3hal.dispatch.ops._experts import gated
 Load = Callable[[list[int]], Iterable[Tensor]]
 Act = tuple[str, float, float]
 
-# Below this many rows, MKL is up to twice as fast with the weights as the left operand and the rows as column-major
-# right operand; above it the usual form wins (256 x 512, one thread, 32 cold experts x 15 layers: 27 against 46 ms at 4
-# rows, 40 against 44 at 8, 71 against 48 at 12).
-FEW_ROWS = 10
 MAX_ELEMENTS = 1 << 26
 
 
@@ -47,25 +44,12 @@ def _one_token(x: Tensor, ids: Tensor, weights: Tensor, first: Load, second: Loa
         return torch.zeros(x.shape, dtype=torch.float32)
     experts = [chosen[j] for j in kept]
     row = x.float()
-    hidden = gated(torch.cat([_times_rows(stack, row.expand(len(stack), -1)) for stack in first(experts)]), *act)
+    hidden = gated(torch.cat([rows_times_stack(row.expand(len(stack), -1), stack) for stack in first(experts)]), *act)
     each, done = [], 0
     for stack in second(experts):
-        each.append(_times_rows(stack, hidden[done : done + len(stack)]))
+        each.append(rows_times_stack(hidden[done : done + len(stack)], stack))
         done += len(stack)
     return torch.mm(weights[:, kept] if len(kept) < len(chosen) else weights, torch.cat(each))
-
-
-def _times_rows(stack: Tensor, rows: Tensor) -> Tensor:
-    """`rows[i] @ stack[i].T` [g, N] of matrices [g, N, K] and rows [g, K] with dense rows.
-
-    MKL's matrix-vector product reaches a third of the memory bandwidth; its batched product reaches all of it, but only
-    with a batch of at least two and column-major right operands. So a single matrix goes as its two halves.
-    """
-    groups, count, width = stack.shape
-    columns = rows[:, None].transpose(1, 2)
-    if groups == 1 and count % 2 == 0:
-        stack, columns = stack.view(2, count // 2, width), columns.expand(2, width, 1)
-    return torch.bmm(stack, columns).view(groups, count)
 
 
 def _many_tokens(x: Tensor, ids: Tensor, weights: Tensor, first: Load, second: Load, act: Act) -> Tensor:
@@ -95,11 +79,5 @@ def _products(rows: Tensor, counts: list[int], stacks: Iterable[Tensor]) -> Tens
     """Each expert's rows times its matrix, [rows, N]."""
     out, parts = [], iter(rows.split(counts))
     for stack in stacks:
-        for matrix, part in zip(stack.split(1), parts, strict=False):
-            if part.shape[0] == 1:
-                out.append(_times_rows(matrix, part))
-            elif part.shape[0] < FEW_ROWS:
-                out.append(torch.mm(matrix[0], part.t()).t())
-            else:
-                out.append(torch.mm(part, matrix[0].t()))
+        out += [linear(part, matrix) for matrix, part in zip(stack.unbind(0), parts, strict=False)]
     return torch.cat(out)

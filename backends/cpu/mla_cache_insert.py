@@ -12,7 +12,7 @@ from k3hal.dispatch import provides
 def mla_cache_insert(latent: Tensor, k_pe: Tensor, kv_cache: Tensor, rows: Tensor) -> None:
     """One indexed write of whole rows; fp8 saturates in the cast."""
     entries = torch.cat([latent, k_pe], dim=-1)
-    if rows.numel() and int(rows.min()) < 0:
+    if (rows.numpy() < 0).any():
         kept = (rows >= 0).nonzero()[:, 0]
         rows, entries = rows.index_select(0, kept), entries.index_select(0, kept)
     entries, target = entries.to(kv_cache.dtype), kv_cache

@@ -15,9 +15,10 @@ def moe_route(logits: Tensor, bias: Tensor, top_k: int, renormalize: bool, scale
     biased = scores + bias
     best = biased.topk(min(top_k + 1, biased.shape[1]), dim=-1)
     ids = best.indices[:, :top_k]
-    if bool((best.values[:, 1:] == best.values[:, :-1]).any()):
+    values = best.values.numpy()
+    if (values[:, 1:] == values[:, :-1]).any():
         ids = torch.sort(biased, dim=-1, descending=True, stable=True).indices[:, :top_k]
     weights = scores.gather(1, ids)
     if renormalize:
-        weights /= weights.sum(dim=-1, keepdim=True) + 1e-20
-    return weights.mul_(scale), ids.int()
+        weights.div_(weights.sum(dim=-1, keepdim=True).add_(1e-20))
+    return weights if scale == 1.0 else weights.mul_(scale), ids.int()

@@ -74,7 +74,8 @@ class CpuRuntime:
             return torch.zeros(0, dtype=torch.uint8)
         # Fresh pages of the system are zero and aligned, and take no memory before they are used: an arena of
         # gigabytes costs neither time nor space at the start.
-        return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8)
+        pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return torch.frombuffer(pages, dtype=torch.uint8)
 
     def allocate_pinned(self, num_bytes: int) -> torch.Tensor:
         return self.allocate(num_bytes)

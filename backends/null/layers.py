@@ -1,7 +1,8 @@
-"""Norms, embedding, attention residuals and gates: zeros of the right shape."""
+"""Norms, embedding, head, attention residuals and gates: zeros of the right shape."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from k3hal.dispatch import provides
@@ -15,6 +16,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
 @provides("embed", name="zeros", graph_safe=True)
 def embed(ids: Tensor, weight: Tensor) -> Tensor:
     return weight.new_zeros(*ids.shape, weight.shape[1])
+
+
+@provides("lm_head", name="zeros", graph_safe=True)
+def lm_head(hidden: Tensor, weight: Tensor) -> Tensor:
+    return hidden.new_zeros(hidden.shape[0], weight.shape[0], dtype=torch.float32)
 
 
 @provides("attn_res_mix", name="zeros", graph_safe=True)

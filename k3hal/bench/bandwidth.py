@@ -12,6 +12,8 @@ from k3hal.bench.spread import Spread
 from k3hal.dispatch.host import host_memory
 
 BUFFER_BYTES = 256 << 20
+"""Of each buffer; less where an eighth of the free memory is less."""
+
 _PASSES = 5
 
 
@@ -32,9 +34,8 @@ class Bandwidth:
 class BandwidthMeter:
     """Collects passes, so that they can be spread over a run whose machine may be busy for a while."""
 
-    def __init__(self, buffer_bytes: int = BUFFER_BYTES) -> None:
-        # A test machine's memory bounds the buffers, not the other way round.
-        self._bytes = min(buffer_bytes, host_memory()[1] // 8) // 4 * 4
+    def __init__(self) -> None:
+        self._bytes = min(BUFFER_BYTES, host_memory()[1] // 8) // 4 * 4
         self._copies: list[float] = []
         self._reads: list[float] = []
 

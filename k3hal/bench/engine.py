@@ -72,9 +72,12 @@ def bench_engine(settings: EngineBench, say: Callable[[str], None]) -> dict[str,
     folder = resolve_model(settings.model)
     checkpoint = Checkpoint.open(folder)
     say(f"loading {folder.name}")
-    most = max(settings.concurrency, default=1)
     built = build_engine(
-        str(folder), dtype=settings.dtype, ops=settings.ops, max_num_seqs=max(most, DEFAULT_MAX_NUM_SEQS)
+        str(folder),
+        dtype=settings.dtype,
+        ops=settings.ops,
+        max_num_seqs=max(*settings.concurrency, DEFAULT_MAX_NUM_SEQS),
+        max_model_len=settings.prompt_tokens + settings.output_tokens + 1,
     )
     layout = built.runner.arena.layout
     peer = None

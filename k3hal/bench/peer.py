@@ -42,7 +42,13 @@ class Transformers:
             raise UnsupportedError(
                 "no transformers with KimiLinearForCausalLM is installed", hint="install transformers 5.24 or newer"
             ) from error
-        model, info = model_class.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+        # Its bars and reports would stand between our lines; what matters of them is in `info`.
+        module.utils.logging.disable_progress_bar()
+        module.utils.logging.set_verbosity_error()
+        try:
+            model, info = model_class.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+        except RuntimeError as error:
+            raise UnsupportedError(f"transformers does not load {folder}: {error}") from error
         faults = sorted(kind for kind, names in info.items() if names)
         if faults:
             # It would go on with random values in their place.

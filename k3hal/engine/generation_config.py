@@ -36,11 +36,9 @@ def read_generation_config(folder: Path, vocab_size: int) -> tuple[GenerationDef
 def _defaults(data: dict[str, Any], path: Path) -> GenerationDefaults:
     given = {key: data[key] for key in _SAMPLING_KEYS if data.get(key) is not None}
     try:
-        checked = SamplingParams(**given)
+        SamplingParams(**given)
     except RequestError as error:
         raise ConfigError(f"{path}: {error.message}") from error
-    if checked.top_k is not None and checked.top_k != int(checked.top_k):
-        raise ConfigError(f"{path}: top_k must be an integer, got {checked.top_k}")
     return GenerationDefaults(**given)
 
 

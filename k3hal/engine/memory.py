@@ -26,8 +26,8 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         return (
-            f"{self.weights / GB:.2f} GB weights, {self.workspace / GB:.2f} GB workspace and "
-            f"{self.cache / GB:.2f} GB cache of {self.budget / GB:.2f} GB; {self.max_model_len} tokens per sequence"
+            f"{_gb(self.weights)} weights, {_gb(self.workspace)} workspace and {_gb(self.cache)} cache of "
+            f"{_gb(self.budget)}; {self.max_model_len} tokens per sequence"
         )
 
 
@@ -73,10 +73,9 @@ def plan_memory(
     least = layout.runs_for(1, max_model_len or layout.page_tokens) * layout.run_bytes
     room = total - weights - workspace
     if room < least:
-        missing = (least - room) / GB
         raise CapacityError(
-            f"the model does not fit: {missing:.2f} GB are missing. Weights {weights / GB:.2f} GB, workspace "
-            f"{workspace / GB:.2f} GB and the cache of one sequence {least / GB:.2f} GB; there are {total / GB:.2f} GB",
+            f"the model does not fit: {_gb(least - room)} are missing. Weights {_gb(weights)}, workspace "
+            f"{_gb(workspace)} and the cache of one sequence {_gb(least)}; there are {_gb(total)}",
             hint="raise --memory-budget, or lower --max-model-len or --max-num-batched-tokens"
             if budget is not None
             else "free memory, or lower --max-model-len or --max-num-batched-tokens",
@@ -84,6 +83,17 @@ def plan_memory(
     if budget is None and on_cpu:
         room = max(min(room, _CPU_CACHE_LIMIT), least)
     runs = min(layout.runs_for(max_num_seqs, wanted_len), room // layout.run_bytes)
+    cache = runs * layout.run_bytes
+    if weights + workspace + cache > free:
+        raise CapacityError(
+            f"the memory budget lets the engine take {_gb(weights + workspace + cache)}, but only {_gb(free)} are free",
+            hint="lower --memory-budget, --max-num-seqs or --max-model-len",
+        )
     longest = layout.longest_sequence(runs)
     length = wanted_len if longest is None else min(wanted_len, longest)
-    return MemoryPlan(total, weights, workspace, runs * layout.run_bytes, runs, length)
+    return MemoryPlan(total, weights, workspace, cache, runs, length)
+
+
+def _gb(size: int) -> str:
+    """Bytes as GB, with enough digits that a small model's are not all zero."""
+    return f"{size / GB:.2f} GB" if size >= GB else f"{size / GB:.3g} GB"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -56,14 +57,25 @@ class EngineOptions:
             if getattr(self, name) not in get_args(choices):
                 words = ", ".join(get_args(choices))
                 raise UsageError(f"{name} is {getattr(self, name)!r}", hint=f"it is one of {words}")
+        for name, kind, what in (
+            ("device", str, "a device's name"),
+            ("ops", str | None, 'a text like "kda_decode=reference"'),
+            ("plan", str | Path | None, "a file's path"),
+            ("tokenizer", str | Path | None, "a folder's path"),
+        ):
+            if not isinstance(getattr(self, name), kind):
+                raise UsageError(f"{name} is {getattr(self, name)!r:.100}", hint=f"it is {what}")
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
             self._check_integer(name, 1)
         self._check_integer("max_queue", 0)
         if self.max_model_len == 1:
             raise UsageError("max_model_len is 1", hint="a prompt and one answer take at least 2 tokens")
-        budget = self.memory_budget
-        if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int | float) or not budget > 0):
-            raise UsageError(f"memory_budget is {budget!r}", hint="it is a positive number of GB")
+        if self.memory_budget is not None and not _is_positive(self.memory_budget):
+            raise UsageError(f"memory_budget is {self.memory_budget!r}", hint="it is a positive number of GB")
+        if not _is_positive(self.mla_latent_norm_eps):
+            raise UsageError(
+                f"mla_latent_norm_eps is {self.mla_latent_norm_eps!r}", hint="it is a small positive number"
+            )
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.num_seqs:
             raise UsageError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, below max_num_seqs {self.max_num_seqs}",
@@ -86,3 +98,7 @@ class EngineOptions:
         value = getattr(self, name)
         if value is not None and (type(value) is not int or value < low):
             raise UsageError(f"{name} is {value!r}", hint=f"it is an integer of at least {low}")
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf

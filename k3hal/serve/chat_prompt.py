@@ -16,6 +16,12 @@ from k3hal.tokenizer import Tokenizer
 
 Channel = Literal["reasoning", "content"]
 
+RENDER_FIELDS = (
+    "messages", "tools", "tool_choice", "response_format", "thinking", "thinking_effort", "reasoning_effort",
+    "enable_thinking", "chat_template_kwargs",
+)  # fmt: skip
+"""The fields of a request that shape its prompt."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:

@@ -114,6 +114,13 @@ class CompletionRequest(GenerationRequest):
 R = TypeVar("R", bound=BaseModel)
 
 
+_EXPECTED = {
+    "prompt": "a text, a list of texts, token ids, or a list of those",
+    "stop": "a text or a list of texts",
+}
+"""What fields of several types take; the validator would name only the first type."""
+
+
 def read_request(kind: type[R], body: Mapping[str, Any]) -> R:
     """Validate a body. Raises `RequestError` naming the first field that is wrong."""
     try:
@@ -121,6 +128,10 @@ def read_request(kind: type[R], body: Mapping[str, Any]) -> R:
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         param = str(problem["loc"][0]) if problem["loc"] else None
+        if problem["type"] == "missing":
+            raise RequestError(f"{param} is missing", param=param) from None
+        if param in _EXPECTED:
+            raise RequestError(f"{param} must be {_EXPECTED[param]}, got {body[param]!r:.100}", param=param) from None
         raise RequestError(f"{param}: {problem['msg'].lower()}, got {problem['input']!r:.100}", param=param) from None
 
 

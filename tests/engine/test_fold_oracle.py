@@ -36,10 +36,11 @@ SAMPLED = st.builds(
     logit_bias=st.sampled_from([None, {3: 2.0, 4: -100.0}]),
     seed=st.integers(0, 9),
     max_tokens=st.integers(1, 30),
+    ignore_eos=st.just(True),
     logprobs=st.sampled_from([None, 2]),
 )
 ARRIVALS = st.lists(
-    st.tuples(PROMPTS, st.one_of(GREEDY, SAMPLED), st.integers(0, 2), st.integers(0, 12)), min_size=1, max_size=8
+    st.tuples(PROMPTS, st.one_of(GREEDY, SAMPLED), st.integers(0, 2), st.integers(0, 6)), min_size=1, max_size=8
 )
 
 
@@ -54,8 +55,8 @@ def alone(prompt: list[int], params: SamplingParams) -> tuple[list[int], str | N
 WORKLOAD = given(
     arrivals=ARRIVALS,
     aborts=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 30)), max_size=3),
-    num_runs=st.integers(8, 30),
-    max_num_seqs=st.integers(1, 6),
+    num_runs=st.integers(8, 14),
+    max_num_seqs=st.sampled_from([1, 3, 6]),
     budget=st.sampled_from([6, 7, 16, 33, 64]),
 )
 

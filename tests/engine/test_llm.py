@@ -158,6 +158,14 @@ def test_chat_separates_thought_from_answer(llm: LLM) -> None:
         llm.chat([{"role": "nobody", "content": "Hi"}], params)
 
 
+def test_a_mistyped_render_option_is_named(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    with pytest.raises(UsageError, match=r"unknown render option 'thinkng'.*did you mean 'thinking'"):
+        llm.chat(messages, GREEDY, thinkng=False)
+    with pytest.raises(RequestError, match="params is 'greedy'"):
+        llm.chat(messages, "greedy")  # pyright: ignore[reportArgumentType]
+
+
 def test_plan_says_what_runs(llm: LLM) -> None:
     entries = {entry.request.op: entry.decision for entry in llm.plan.entries}
     assert {"kda_decode", "mla_decode", "sample", "step_metadata"} <= set(entries)

@@ -39,6 +39,13 @@ from k3hal.model.presets import preset_config
         ({"memory_budget": 0}, "memory_budget is 0"),
         ({"memory_budget": "4GB"}, "memory_budget is '4GB'"),
         ({"memory_budget": float("nan")}, "memory_budget is nan"),
+        ({"memory_budget": float("inf")}, "memory_budget is inf"),
+        ({"mla_latent_norm_eps": "small"}, "mla_latent_norm_eps is 'small'"),
+        ({"mla_latent_norm_eps": -1}, "mla_latent_norm_eps is -1"),
+        ({"ops": {"kda_decode": "cpu"}}, "ops is {'kda_decode': 'cpu'}.*kda_decode=reference"),
+        ({"plan": 3}, "plan is 3"),
+        ({"tokenizer": ["a"]}, "tokenizer is \\['a'\\]"),
+        ({"device": 0}, "device is 0"),
         ({"device": "gpu"}, "unknown device 'gpu'"),
         ({"device": "mi355x"}, "describes a machine that is not here"),
         ({"model": "/nowhere"}, "'/nowhere' is not a directory"),
@@ -128,6 +135,17 @@ def test_what_does_not_fit_is_refused_with_the_gb_missing(max_model_len: int | N
     missing = float(str(caught.value).split(" GB are missing")[0].split()[-1])
     fits = plan(budget=budget + int((missing + 0.01) * GB), max_model_len=max_model_len)
     assert fits.max_model_len >= (max_model_len or LAYOUT.page_tokens)
+
+
+def test_a_budget_beyond_what_is_free_is_refused_where_it_would_be_taken() -> None:
+    with pytest.raises(CapacityError, match=r"lets the engine take [0-9.]+ GB, but only 0\.05 GB are free.*lower"):
+        plan(free=5 * 10**7, budget=GB)
+    assert plan(free=5 * 10**8, budget=GB, max_model_len=100, max_num_seqs=1).cache < 10**8
+
+
+def test_figures_of_a_small_model_are_not_all_zero() -> None:
+    with pytest.raises(CapacityError, match=r"Weights 0\.01 GB, workspace 0\.01 GB .* there are 0\.001 GB"):
+        plan(budget=10**6)
 
 
 def test_a_length_beyond_the_models_positions_is_refused() -> None:

@@ -155,6 +155,19 @@ def test_malformed_requests(api, path, body, status, param):
     assert api.server.engine.stats().num_running == 0
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({}, "prompt is missing"),
+        ({"prompt": ["a", 1]}, "prompt must be a text, a list of texts, token ids, or a list of those, got ['a', 1]"),
+        ({"prompt": "x", "stop": 3}, "stop must be a text or a list of texts, got 3"),
+        ({"prompt": "x", "stop": ["a", 3]}, "stop must be a text or a list of texts, got ['a', 3]"),
+    ],
+)
+def test_a_field_of_several_types_says_them_all(api, body, message):
+    assert api.http.post("/v1/completions", json=body).json()["error"]["message"] == message
+
+
 def test_a_prompt_beyond_the_context_names_both_numbers(api):
     response = api.http.post("/v1/completions", json={"prompt": LONG})
     assert "3000 tokens" in response.text

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from k3hal.errors import RequestError
 from k3hal.model.synthetic_vocab import synthetic_ranks
-from k3hal.serve.chat_prompt import render_chat
+from k3hal.serve.chat_prompt import RENDER_FIELDS, render_chat
 from k3hal.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer(synthetic_ranks())
@@ -294,3 +294,18 @@ def test_no_text_of_a_request_becomes_structure(parts):
     control = [i for i in hostile.ids(TOKENIZER) if TOKENIZER.is_special(i)]
     assert control == [i for i in harmless.ids(TOKENIZER) if TOKENIZER.is_special(i)]
     assert TOKENIZER.decode(hostile.ids(TOKENIZER)) == hostile.text()
+
+
+def test_the_fields_that_shape_a_prompt_are_listed():
+    class Recording(dict):
+        def get(self, key, default=None):
+            read.add(key)
+            return super().get(key, default)
+
+        def __contains__(self, key):
+            read.add(key)
+            return super().__contains__(key)
+
+    read = set()
+    render_chat(Recording(messages=[{"role": "user", "content": "Hi"}]))
+    assert read == set(RENDER_FIELDS)

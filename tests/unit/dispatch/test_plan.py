@@ -227,7 +227,7 @@ def test_references_are_warned_of_once(
     assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
         (
             "WARNING",
-            "no provider on cpu; these operators run their reference, which is not written for speed: toy_scale",
+            "on cpu these operators run their reference, which is not written for speed: toy_scale",
         ),
         ("INFO", "no coarse provider on cpu; composed: toy_both of toy_shift, toy_scale"),
     ]
