@@ -1,0 +1,104 @@
+"""`k3hal op compare`: providers against the reference or each other, over samples, sweeps and invariants."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from k3hal.cli.common import Json
+from k3hal.cli.op_cases import CaseFiles, DTypes, PresentDevice, SampleNames, Tags, cases_of, present, print_verdict
+from k3hal.cli.output import print_json
+from k3hal.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from k3hal.debug.case import Case
+    from k3hal.debug.compare import How
+    from k3hal.debug.verdict import Verdict
+
+MAX_SEEDS = 100_000
+
+
+def compare(
+    op: Annotated[str, typer.Argument(metavar="OP", help="An operator's name.")],
+    provider: Annotated[
+        str, typer.Option("--provider", metavar="P[,Q]", help="Ids, names or backends; reference, composed, current.")
+    ] = "current",
+    against: Annotated[
+        str, typer.Option("--against", metavar="reference|Q", help="reference is the fp64 golden.")
+    ] = "reference",
+    grid: Annotated[
+        str, typer.Option("--grid", metavar="AXES", help='Sweep: "tokens=1,63..65;batch=1,8;layout=dense,strided".')
+    ] = "",
+    invariant: Annotated[
+        list[str] | None,
+        typer.Option("--invariant", metavar="NAME", help="split, batch, restore, pad, replay, decode, or all."),
+    ] = None,
+    sample: SampleNames = None,
+    tag: Tags = None,
+    dtype: DTypes = None,
+    case: CaseFiles = None,
+    seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="Seeds 0 to N - 1 of every sample.")] = 1,
+    isolate: Annotated[bool, typer.Option("--isolate", help="Run every case in a child process.")] = False,
+    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="For a case under --isolate.")] = 60.0,
+    save: Annotated[Path, typer.Option("--save", metavar="DIR", help="Where the smallest failing case goes.")] = Path(
+        "."
+    ),
+    device: PresentDevice = "auto",
+    as_json: Json = False,
+) -> int:
+    """Compare providers of OP with the reference, or with another provider; shrink and save what fails.
+
+    Exits with 1 on a mismatch, 2 if nothing ran, 3 on a crash or a hang.
+    """
+    from k3hal.debug.compare import BAD, How, save_smallest
+    from k3hal.debug.verdict import exit_code
+
+    if not 1 <= seeds <= MAX_SEEDS:
+        raise UsageError(f"--seeds is {seeds}", hint=f"from 1 to {MAX_SEEDS}")
+    if isolate and invariant:
+        raise UsageError("--isolate does not run invariants", hint="give one of --isolate and --invariant")
+    how = How(present(device), against, isolate, timeout)
+    cases = cases_of(op, names=sample, tags=tag, dtypes=dtype, files=case, seeds=range(seeds))
+    failures, verdicts = [], []
+    for one, verdict in _verdicts(cases, provider.split(","), how, grid, invariant or ()):
+        verdicts.append(verdict)
+        if verdict.status in BAD and "invariant" not in verdict.extra:
+            failures.append((one, verdict))
+        if not as_json:
+            print_verdict(verdict)
+    files = save_smallest(failures, how, save, lambda text: typer.echo(text, err=True))
+    if as_json:
+        rows = [verdict.to_json() for verdict in verdicts]
+        print_json(
+            "k3hal.op_compare/1",
+            {
+                "op": op,
+                "device": how.device.id,
+                "against": against,
+                "results": rows,
+                "saved": {p: str(file) for p, file in files.items()},
+            },
+        )
+    else:
+        for name, file in files.items():
+            typer.echo(f"{name}: smallest failing case in {file}")
+    return exit_code([verdict.status for verdict in verdicts])
+
+
+def _verdicts(
+    cases: Iterator[Case], providers: Sequence[str], how: How, grid: str, invariants: Sequence[str]
+) -> Iterator[tuple[Case, Verdict]]:
+    from k3hal.debug.compare import compare_all, compare_invariants
+    from k3hal.debug.grid import parse_grid, sweep
+
+    if grid:
+        axes = parse_grid(grid)
+        cases = (point for case in cases for point in sweep(case, axes))
+    if invariants:
+        yield from compare_invariants(cases, providers, how, invariants)
+    else:
+        yield from compare_all(cases, providers, how)

@@ -1,0 +1,67 @@
+"""Checks one case: runs a target, judges what it gave and what it touched, and runs it again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from k3hal.debug.case import Case
+from k3hal.debug.execute import Execution, execute
+from k3hal.debug.golden import golden
+from k3hal.debug.judge import judge
+from k3hal.debug.memory import same_bytes
+from k3hal.debug.target import Target
+from k3hal.debug.verdict import Status, Verdict, worst
+from k3hal.dispatch.operator import Operator
+from k3hal.dispatch.registry import get_operator
+
+
+def check(
+    case: Case,
+    target: Target,
+    *,
+    peer: Target | None = None,
+    repeat: bool = True,
+    expected: Mapping[str, Tensor] | None = None,
+) -> Verdict:
+    """Judge `target` on a case against the golden, or against `expected`.
+
+    Whatever the target raises is a Fail with the exception in words; only an error in the reference itself passes
+    through. With `repeat` a target that calls itself deterministic must give the same bits twice.
+    """
+    operator = get_operator(case.op)
+    wanted = golden(operator, case.args) if expected is None else expected
+    try:
+        run = execute(operator, target, case.args)
+        problems = [*run.problems, *_contract_problems(operator, case, run)]
+        if repeat and target.deterministic:
+            again = execute(operator, target, case.args)
+            problems += [f"two runs differ in {name}" for name in run.outputs if _differs(name, run, again)]
+    except Exception as error:  # noqa: BLE001 - what a provider raises is its result
+        return Verdict(case.op, target.id, case.id, "Fail", (describe(error),))
+    peer_outputs = execute(operator, peer, case.args).outputs if peer else None
+    tensors = judge(operator, case.args, run.outputs, wanted, peer_outputs)
+    statuses: list[Status] = [t.status for t in tensors]
+    status = "Fail" if problems else worst(statuses)
+    return Verdict(case.op, target.id, case.id, status, tuple(problems), tensors, run.seconds)
+
+
+def describe(error: BaseException) -> str:
+    """An exception in one line."""
+    first = next(iter(str(error).splitlines()), "")
+    return f"raised {type(error).__name__}: {first}" if first else f"raised {type(error).__name__}"
+
+
+def _differs(name: str, run: Execution, again: Execution) -> bool:
+    return name not in again.outputs or not same_bytes(run.outputs[name], again.outputs[name])
+
+
+def _contract_problems(operator: Operator, case: Case, run: Execution) -> list[str]:
+    """Returned tensors that lie in an argument's memory or have a strided last axis where the reference's do not."""
+    suspects = {*run.aliases, *(name for name in run.outputs if name not in {*run.dense, *operator.mutates})}
+    if not suspects:
+        return []
+    plain = execute(operator, Target.reference(operator), case.args, poisoned=False)
+    out = [f"{n} lies in the memory of {a}" for n, a in run.aliases.items() if n not in plain.aliases]
+    return out + [f"{n} has a strided last axis" for n in suspects & plain.dense if n not in run.dense]

@@ -1,0 +1,63 @@
+"""Runs a target once on guarded copies of a case's arguments."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from k3hal.debug.golden import named_outputs
+from k3hal.debug.memory import GuardedCopy, PoisonedEmpty
+from k3hal.debug.target import Target
+from k3hal.dispatch.operator import Operator
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """What one run gave: CPU `outputs` by name, `problems` with the memory it touched, and its `seconds`.
+
+    `aliases` maps returned outputs to the argument whose memory they lie in; `dense` holds the returned outputs whose
+    last axis is contiguous.
+    """
+
+    outputs: dict[str, Tensor]
+    problems: tuple[str, ...]
+    seconds: float
+    aliases: Mapping[str, str]
+    dense: frozenset[str]
+
+
+def execute(operator: Operator, target: Target, args: Mapping[str, Any], *, poisoned: bool = True) -> Execution:
+    """Run `target` on copies of `args`, its weights laid out as it wants. Whatever it raises passes through.
+
+    Copies keep strides, offsets and shared memory, and stand between canaries; with `poisoned` uninitialised memory
+    is NaN. `seconds` is one cold call and no measurement of speed.
+    """
+    copy = GuardedCopy(args, target.device)
+    call = dict(copy.args)
+    with torch.inference_mode():
+        if target.prepare:
+            call |= target.prepare(**{name: call[name] for name in operator.weights})
+        begun = time.perf_counter()
+        if poisoned:
+            with PoisonedEmpty():
+                returned = target.fn(**call)
+        else:
+            returned = target.fn(**call)
+        outputs = named_outputs(operator, returned, call)
+        on_host = {name: value.detach().to("cpu", copy=True) for name, value in outputs.items()}
+    seconds = time.perf_counter() - begun
+    # A provider's `prepare` may hand a weight back as it is: that it is unchanged is checked in either case.
+    problems = copy.problems(operator.mutates)
+    fresh = {name: value for name, value in outputs.items() if name not in operator.mutates}
+    aliases = {name: alias for name, value in fresh.items() if (alias := copy.alias_of(value))}
+    dense = frozenset(name for name, value in fresh.items() if _last_axis_dense(value))
+    return Execution(on_host, tuple(problems), seconds, aliases, dense)
+
+
+def _last_axis_dense(value: Tensor) -> bool:
+    return value.ndim == 0 or value.numel() == 0 or value.shape[-1] == 1 or value.stride(-1) == 1

@@ -1,0 +1,41 @@
+"""Captures a call in a device graph and replays it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from k3hal.debug.case import Case
+from k3hal.debug.golden import named_outputs
+from k3hal.debug.memory import GuardedCopy
+from k3hal.debug.target import Target
+from k3hal.dispatch.operator import Operator
+from k3hal.dispatch.probe import probe
+from k3hal.dispatch.runtime import runtime_for
+
+REPLAYS = 2
+
+
+def replayed(operator: Operator, case: Case, target: Target) -> list[dict[str, Tensor]]:
+    """Outputs of each replay, with mutated arguments put back before it; nothing where the device has no graphs."""
+    runtime = runtime_for(probe(target.device))
+    if not runtime.supports_graphs:
+        return []
+    copy = GuardedCopy(case.args, target.device)
+    call = dict(copy.args)
+    if target.prepare:
+        call |= target.prepare(**{name: call[name] for name in operator.weights})
+    before = {name: call[name].clone() for name in operator.mutates}
+    given: list[object] = []
+    with torch.inference_mode():
+        target.fn(**call)
+        graph = runtime.capture(lambda: given.append(target.fn(**call)))
+        out = []
+        for _ in range(REPLAYS):
+            for name, value in before.items():
+                call[name].copy_(value)
+            graph.replay()
+            runtime.synchronize()
+            outputs = named_outputs(operator, given[-1], call)
+            out.append({name: value.to("cpu", copy=True) for name, value in outputs.items()})
+    return out

@@ -1,0 +1,124 @@
+"""Sweep axes over a case: token counts, batch sizes and memory layouts that no sample may have."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from k3hal.debug.batching import BATCHING, row_spans, take, units
+from k3hal.debug.case import Case
+from k3hal.errors import UsageError
+
+GAP = 16
+"""Elements between rows under `layout=strided`."""
+LAYOUTS = ("dense", "strided", "offset")
+
+
+def parse_grid(text: str) -> dict[str, tuple[Any, ...]]:
+    """`tokens=1,63..65;layout=dense,strided` as values by axis. Raises `UsageError` naming the piece."""
+    out: dict[str, tuple[Any, ...]] = {}
+    for piece in filter(None, (part.strip() for part in text.split(";"))):
+        axis, sep, values = (word.strip() for word in piece.partition("="))
+        if axis not in AXES or not sep or not values:
+            raise UsageError(f"--grid: {piece!r} is not AXIS=VALUES", hint=f"axes are {', '.join(AXES)}")
+        words = [word.strip() for word in values.split(",")]
+        out[axis] = tuple(words) if axis == "layout" else tuple(n for word in words for n in _numbers(axis, word))
+        if axis == "layout" and (odd := set(words) - set(LAYOUTS)):
+            raise UsageError(f"--grid: layout {min(odd)!r}", hint=f"it is {', '.join(LAYOUTS)}")
+    return out
+
+
+def _numbers(axis: str, word: str) -> Iterator[int]:
+    first, sep, last = word.partition("..")
+    if not first.isdecimal() or (sep and not last.isdecimal()) or int(first) < 1 or int(last or first) < int(first):
+        raise UsageError(f"--grid: {axis}={word!r}", hint="numbers from 1 on, like 1,7,63..65")
+    return iter(range(int(first), int(last or first) + 1))
+
+
+def sweep(case: Case, grid: Mapping[str, Sequence[Any]]) -> Iterator[Case]:
+    """The case at every point of the grid. Nothing for an operator whose calls have no rows to vary, or no row."""
+    if not units(case):
+        return
+    for point in itertools.product(*grid.values()):
+        out = case
+        for axis, value in zip(grid, point, strict=True):
+            out = AXES[axis](out, value)
+        yield out
+
+
+def _tokens(case: Case, tokens: int) -> Case:
+    """One sequence of that many tokens, or that many rows; rows are repeated in order where there are too few."""
+    batching = BATCHING[case.op]
+    if batching.spans == "width":
+        raise UsageError(f"--grid: {case.op} has no tokens axis", hint="use batch")
+    if batching.spans == "one":
+        return _batch(case, tokens)
+    spans = row_spans(case)
+    longest = max(range(len(spans)), key=lambda n: len(spans[n]))
+    rows = [spans[longest][i % len(spans[longest])] for i in range(tokens)] if len(spans[longest]) else []
+    if not rows:
+        return case
+    changes = {name: take(case.args[name], rows) for name in batching.rows if isinstance(case.args[name], Tensor)}
+    changes |= {name: take(case.args[name], [longest]) for name in batching.sequences}
+    if "context_lens" in changes:
+        # A cache holds what it holds: the rows attended to end where they did.
+        most = int(case.args["context_lens"][longest]) + len(spans[longest])
+        if tokens > most:
+            raise UsageError(f"--grid: {case.name} caches {most} tokens, not {tokens}", hint="choose another --sample")
+        changes["context_lens"] = torch.full_like(changes["context_lens"], most - tokens)
+    bounds = torch.tensor([0, tokens], dtype=case.args["cu_seqlens"].dtype)
+    return case.with_args(f"tokens{tokens}", **changes, cu_seqlens=bounds)
+
+
+def _batch(case: Case, count: int) -> Case:
+    """That many sequences (or rows), the case's own repeated in order; each repeated one has a state of its own."""
+    batching, have, spans = BATCHING[case.op], units(case), row_spans(case)
+    chosen = [n % have for n in range(count)]
+    rows = [row for unit in chosen for row in spans[unit]]
+    changes = {name: take(case.args[name], rows) for name in batching.rows if isinstance(case.args[name], Tensor)}
+    changes |= {name: take(case.args[name], chosen) for name in batching.sequences}
+    changes |= {name: take(case.args[name], rows, 1).contiguous() for name in batching.columns}
+    if "cu_seqlens" in case.args:
+        totals = torch.tensor([0, *(len(spans[unit]) for unit in chosen)]).cumsum(0)
+        changes["cu_seqlens"] = totals.to(case.args["cu_seqlens"].dtype)
+    if "slots" in changes:
+        old = changes["slots"].long()
+        for name in ("conv_state", "state"):
+            if name in case.args:
+                changes[name] = torch.cat((case.args[name][:1], case.args[name][old]))
+        fresh = torch.arange(1, count + 1, dtype=changes["slots"].dtype)
+        changes["slots"] = torch.where(old > 0, fresh, 0)
+    if case.op == "mla_cache_insert":
+        # Two tokens may not go to one cache row.
+        seen = torch.arange(count) < have
+        changes["rows"] = torch.where(seen, changes["rows"], -1)
+    return case.with_args(f"batch{count}", **changes)
+
+
+def _layout(case: Case, layout: str) -> Case:
+    """Row arguments dense, with gaps between rows, or one element into their memory."""
+    if layout == "dense":
+        return case
+    names = (name for name in BATCHING[case.op].rows if _spreads(case.args[name]))
+    return case.with_args(layout, **{name: _placed(case.args[name], layout) for name in names})
+
+
+def _spreads(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.ndim > 1 and value.numel() > 0
+
+
+def _placed(value: Tensor, layout: str) -> Tensor:
+    row = value[0].numel()
+    pitch, first = (row + GAP, 0) if layout == "strided" else (row, 1)
+    buffer = torch.full((first + value.shape[0] * pitch,), 0, dtype=value.dtype)
+    buffer.view(torch.uint8).fill_(0xFF)
+    inner = torch.empty(value.shape[1:], device="meta").stride()
+    out = buffer.as_strided(value.shape, (pitch, *inner), first)
+    return out.copy_(value)
+
+
+AXES: Mapping[str, Callable[[Case, Any], Case]] = {"tokens": _tokens, "batch": _batch, "layout": _layout}

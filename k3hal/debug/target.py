@@ -1,0 +1,86 @@
+"""What a case is run with: a provider's function, the reference, or a composition, on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from k3hal.debug.case import Case
+from k3hal.dispatch.device import DeviceDescription
+from k3hal.dispatch.operator import Operator
+from k3hal.dispatch.overrides import parse_overrides
+from k3hal.dispatch.provider import Provider
+from k3hal.dispatch.registry import Registry, default_registry
+from k3hal.dispatch.select import Decision, Selector
+
+CURRENT = "current"
+"""The name of whatever selection would take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A function with an operator's signature. `device` is a torch device string.
+
+    `prepare` lays weight arguments out as `fn` wants them. A variant of a target is `dataclasses.replace(target, ...)`.
+    """
+
+    op: str
+    id: str
+    fn: Callable[..., Any]
+    prepare: Callable[..., Mapping[str, Any]] | None = None
+    deterministic: bool = True
+    backend: str = "dispatch"
+    device: str = "cpu"
+
+    @classmethod
+    def of(cls, provider: Provider, device: str = "cpu") -> Target:
+        return cls(
+            provider.op, provider.id, provider.fn, provider.prepare, provider.deterministic, provider.backend, device
+        )
+
+    @classmethod
+    def reference(cls, operator: Operator) -> Target:
+        """The operator's definition, on the CPU."""
+        return cls(operator.name, "reference", operator.reference)
+
+    @classmethod
+    def decided(cls, decision: Decision, device: str) -> Target:
+        """What a decision would bind."""
+        if decision.chosen:
+            return cls.of(decision.chosen, device)
+        return cls(
+            decision.call.op,
+            decision.provider,
+            decision.function(),
+            decision.prepare if decision.parts else None,
+            _deterministic(decision),
+            device=device,
+        )
+
+
+def _deterministic(decision: Decision) -> bool:
+    own = decision.chosen is None or decision.chosen.deterministic
+    return own and all(_deterministic(part) for part in decision.parts.values())
+
+
+def find_target(case: Case, name: str, device: DeviceDescription, registry: Registry | None = None) -> Target:
+    """The target called `name` (a provider's id, name or backend, `reference`, `composed`, `current`) for a case.
+
+    Raises `UsageError` for an unknown name and `DispatchError`, with the reasons, when it does not run the case.
+    """
+    registry = registry or default_registry()
+    overrides = () if name == CURRENT else parse_overrides(f"{case.op}={name}", "--provider", registry)
+    decision = Selector(registry, overrides, "warn").decide(case.call(device))
+    return Target.decided(decision, device.torch_device)
+
+
+def peer_of(case: Case, target: Target, device: DeviceDescription, registry: Registry | None = None) -> Target | None:
+    """The CPU provider a target is measured against; None where there is none or it is the target itself.
+
+    `device` is the host CPU's description.
+    """
+    for provider in (registry or default_registry()).of(case.op):
+        if "cpu" in provider.needs.vendors and provider.id != target.id and provider.answer(case.call(device)):
+            return Target.of(provider)
+    return None
