@@ -18,6 +18,7 @@ from k3hal.debug.golden import golden
 from k3hal.debug.memory import GuardedCopy, PoisonedEmpty, byte_span, same_bytes
 from k3hal.debug.target import Target, find_target, peer_of
 from k3hal.debug.verdict import Verdict, exit_code
+from k3hal.dispatch.call import Call
 from k3hal.dispatch.describe import describe
 from k3hal.dispatch.errors import DispatchError, UsageError
 from k3hal.dispatch.ops.rms_norm import rms_norm
@@ -32,9 +33,10 @@ _counter = itertools.count()
 def test_reference_and_cpu_provider_pass_their_first_samples(op: str) -> None:
     operator, cpu = get_operator(op), probe("cpu")
     small = (case for case in sample_cases(operator) if case.nbytes < 2e6)
-    targets = [Target.reference(operator), *(Target.of(p) for p in default_registry().of(op) if p.backend == "cpu")]
     for case in itertools.islice(small, 2):
-        for target in targets:
+        call = Call(op, cpu, case.dtype, case.phase, case.dims)
+        claimed = [p for p in default_registry().of(op) if p.backend == "cpu" and p.answer(call)]
+        for target in (Target.reference(operator), *map(Target.of, claimed)):
             verdict = check(case, target, peer=peer_of(case, target, cpu))
             assert verdict.ok, verdict
 
