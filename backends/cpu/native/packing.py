@@ -46,3 +46,24 @@ def pack(weight: Tensor) -> Packed:
     if whole < blocks:
         by_row[..., whole, : rows - whole * LANES, :].copy_(weight[..., whole * LANES :, :])
     return Packed(data, None, rows, depth)
+
+
+def pack_mxfp4(codes: Tensor, scales: Tensor) -> Packed:
+    """Pack MXFP4 weights as `mx_dequantize` takes them: codes u8 [..., R, D / 2], scales u8 [..., R, D / 32].
+
+    4.25 bits a weight as before; the padding rows of the last block are zeros. One matrix at a time, so that little
+    more than the result is in memory.
+    """
+    rows, depth = codes.shape[-2], 2 * codes.shape[-1]
+    blocks = -(-rows // LANES)
+    data = torch.empty(*codes.shape[:-2], blocks, depth, LANES // 2, dtype=torch.uint8)
+    for out, matrix in zip(data.view(-1, *data.shape[-3:]), codes.reshape(-1, *codes.shape[-2:]), strict=True):
+        nibbles = torch.zeros(blocks * LANES, depth, dtype=torch.uint8)
+        nibbles[:rows, ::2] = matrix & 15
+        nibbles[:rows, 1::2] = matrix >> 4
+        low, high = nibbles.view(blocks, 2, LANES // 2, depth).unbind(1)
+        out.copy_((low | (high << 4)).transpose(-1, -2))
+    padded = torch.zeros(*scales.shape[:-2], blocks * LANES, scales.shape[-1], dtype=torch.uint8)
+    padded[..., :rows, :] = scales
+    by_channel = padded.unflatten(-2, (blocks, LANES)).transpose(-1, -2).contiguous()
+    return Packed(data, by_channel, rows, depth)

@@ -113,7 +113,8 @@ static inline v16f exp16(v16f x) {
     return p * (v16f)((whole + 127) << 23);
 }
 
-static inline v16f sigmoid16(v16f x) { return 1.0f / (1.0f + exp16(-x)); }
+// Exactly 0 where fp32 has no normal number left, as a large negative gate times its sigmoid must vanish.
+static inline v16f sigmoid16(v16f x) { return x < -87.3f ? v16f{} : 1.0f / (1.0f + exp16(-x)); }
 
 static inline v16f tanh16(v16f x) {
     const v16f z = x * x;
