@@ -13,7 +13,7 @@ from k3hal.cli.output import print_json
 from k3hal.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from k3hal.debug.case import Case
     from k3hal.debug.compare import How
@@ -72,17 +72,7 @@ def compare(
             print_verdict(verdict)
     files = save_smallest(failures, how, save, lambda text: typer.echo(text, err=True))
     if as_json:
-        rows = [verdict.to_json() for verdict in verdicts]
-        print_json(
-            "k3hal.op_compare/1",
-            {
-                "op": op,
-                "device": how.device.id,
-                "against": against,
-                "results": rows,
-                "saved": {p: str(file) for p, file in files.items()},
-            },
-        )
+        _report(op, how, verdicts, files)
     else:
         for name, file in files.items():
             typer.echo(f"{name}: smallest failing case in {file}")
@@ -102,3 +92,9 @@ def _verdicts(
         yield from compare_invariants(cases, providers, how, invariants)
     else:
         yield from compare_all(cases, providers, how)
+
+
+def _report(op: str, how: How, verdicts: list[Verdict], files: Mapping[str, Path]) -> None:
+    body = {"op": op, "device": how.device.id, "against": how.against}
+    rows = [verdict.to_json() for verdict in verdicts]
+    print_json("k3hal.op_compare/1", body | {"results": rows, "saved": {p: str(file) for p, file in files.items()}})
