@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -44,6 +46,10 @@ class MLA:
         self.kv_norm = reader.get(name("kv_a_layernorm"))
         up = reader.get(name("kv_b_proj"), shard=column).view(self.heads, self.nope + self.value, self.rank)
         self.w_uk, self.w_uv = up[:, : self.nope], up[:, self.nope :]
+        # Decoding absorbs both into the query and the output, each in the layout its provider wants.
+        self.head_linear = build.ops.fn("head_linear", layer, "decode")
+        prepare = partial(build.ops.prepare, "head_linear", layer, "decode")
+        self.absorb, self.expand = prepare(weight=self.w_uk.mT)["weight"], prepare(weight=self.w_uv)["weight"]
         self.o_proj = build.linear(reader.get(name("o_proj"), shard=build.parallel.row()))
 
     def __call__(self, x: Tensor, batch: StepBatch, cache: CacheViews) -> Tensor:
@@ -70,7 +76,7 @@ class MLA:
         """Absorbed attention: queries go to latent space, and the latent result comes back up; [N, H, V]."""
         assert batch.decode is not None
         absorbed = torch.empty(q.shape[0], self.heads, self.rank + self.rope, dtype=q.dtype, device=q.device)
-        absorbed[..., : self.rank] = torch.bmm(q[..., : self.nope].transpose(0, 1), self.w_uk).transpose(0, 1)
+        absorbed[..., : self.rank] = self.head_linear(q[..., : self.nope], self.absorb)
         absorbed[..., self.rank :] = q[..., self.nope :]
         latent = self.decode(absorbed, kv, batch.decode.page_table, batch.decode.seq_lens, self.scale, self.rank)
-        return torch.bmm(latent.transpose(0, 1), self.w_uv.transpose(1, 2)).transpose(0, 1)
+        return self.head_linear(latent, self.expand)

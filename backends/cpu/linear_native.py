@@ -15,9 +15,9 @@ from k3hal.dispatch import provides
 
 
 @lru_cache(maxsize=1)
-def _kernel() -> Any:
+def kernel() -> Any:
     return function(
-        "linear", "k3hal_linear", POINTER, LONG, POINTER, POINTER, POINTER, LONG, LONG, LONG, LONG, INT, INT
+        "linear", "k3hal_linear", POINTER, LONG, POINTER, POINTER, POINTER, LONG, LONG, LONG, LONG, LONG, INT, INT
     )
 
 
@@ -27,8 +27,8 @@ def product(x: Tensor, weight: Packed) -> Tensor:
     rows = x.shape[0]
     out = torch.empty(rows, weight.rows)
     data, scales = weight.pointers
-    _kernel()(
-        x.data_ptr(), x.stride(0), data, scales, out.data_ptr(), weight.rows, rows, weight.depth, weight.rows,
+    kernel()(
+        x.data_ptr(), x.stride(0), data, scales, out.data_ptr(), weight.rows, rows, weight.depth, weight.rows, 1,
         weight.kind, threads(),
     )  # fmt: skip
     return out
@@ -36,7 +36,7 @@ def product(x: Tensor, weight: Packed) -> Tensor:
 
 def packed(weight: Tensor) -> Mapping[str, Any]:
     """The weight in the kernel's layout; compiles the kernel, so that no request waits for it."""
-    _kernel()
+    kernel()
     return {"weight": pack(weight)}
 
 

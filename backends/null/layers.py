@@ -57,3 +57,8 @@ def silu_and_mul(x: Tensor) -> Tensor:
 @provides("linear", name="zeros", graph_safe=True)
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     return x.new_zeros(x.shape[0], weight.shape[0])
+
+
+@provides("head_linear", name="zeros", graph_safe=True)
+def head_linear(x: Tensor, weight: Tensor) -> Tensor:
+    return x.new_zeros(*x.shape[:2], weight.shape[1])
