@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from k3hal.model.batch import CacheViews, StepBatch
 from k3hal.model.context import Build
+from k3hal.model.projection import Projection
 
 
 class MLA:
@@ -38,19 +38,20 @@ class MLA:
             parts.append(("g_proj", self.heads * self.value))
         self.split = [n for _, n in parts[1:]]
         self.split = [first[1], self.rank, self.rope, *self.split[1:]]
-        self.in_proj = build.fuse_rows([name(p) for p, _ in parts], [n for _, n in parts], cfg.hidden_size)
+        fused = build.fuse_rows([name(p) for p, _ in parts], [n for _, n in parts], cfg.hidden_size)
+        self.in_proj = Projection(build, fused)
         self.q_norm = reader.get(name("q_a_layernorm")) if cfg.q_lora_rank else None
-        self.q_b = reader.get(name("q_b_proj"), shard=column) if cfg.q_lora_rank else None
+        self.q_b = Projection(build, reader.get(name("q_b_proj"), shard=column)) if cfg.q_lora_rank else None
         self.kv_norm = reader.get(name("kv_a_layernorm"))
         up = reader.get(name("kv_b_proj"), shard=column).view(self.heads, self.nope + self.value, self.rank)
         self.w_uk, self.w_uv = up[:, : self.nope], up[:, self.nope :]
-        self.o_proj = reader.get(name("o_proj"), shard=build.parallel.row())
+        self.o_proj = Projection(build, reader.get(name("o_proj"), shard=build.parallel.row()))
 
     def __call__(self, x: Tensor, batch: StepBatch, cache: CacheViews) -> Tensor:
         """x [T, D], normed, to [T, D]; inserts the latents of every row before any is attended to."""
-        q, latent, k_pe, *gate = linear(x, self.in_proj).split(self.split, dim=-1)
+        q, latent, k_pe, *gate = self.in_proj(x).split(self.split, dim=-1)
         if self.q_b is not None:
-            q = linear(self.norm(q, self.q_norm, self.latent_eps, None), self.q_b)
+            q = self.q_b(self.norm(q, self.q_norm, self.latent_eps, None))
         q = q.view(x.shape[0], self.heads, self.nope + self.rope)
         kv = cache.kv[self.index]
         self.insert(self.norm(latent, self.kv_norm, self.latent_eps, None), k_pe, kv, batch.kv_rows)
@@ -64,7 +65,7 @@ class MLA:
         out = (outs[0] if len(outs) == 1 else torch.cat(outs)).flatten(1)
         if self.gate:
             out = self.gate(out, gate[0])
-        return linear(out, self.o_proj)
+        return self.o_proj(out)
 
     def _decode(self, q: Tensor, kv: Tensor, batch: StepBatch) -> Tensor:
         """Absorbed attention: queries go to latent space, and the latent result comes back up; [N, H, V]."""

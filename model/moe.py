@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from k3hal.model.context import Build
+from k3hal.model.projection import Projection
 
 
 def activation(build: Build, layer: int) -> Callable[[Tensor], Tensor]:
@@ -21,17 +21,22 @@ def activation(build: Build, layer: int) -> Callable[[Tensor], Tensor]:
 
 
 class MLP:
-    """A dense gated MLP: layer 0's, and the fused shared experts."""
+    """A dense gated MLP: layer 0's, and shared experts that stand beside routed ones."""
 
     def __init__(self, build: Build, layer: int, prefix: str, intermediate: int) -> None:
-        names = [build.layer_name(layer, f"{prefix}.{part}_proj.weight") for part in ("gate", "up", "down")]
-        local = build.parallel.local(intermediate)
         self.act = activation(build, layer)
-        self.gate_up = build.fuse_rows(names[:2], [local, local], build.cfg.hidden_size)
-        self.down = build.reader.get(names[2], shard=build.parallel.row())
+        self.gate_up, self.down = (Projection(build, w) for w in _gated_weights(build, layer, prefix, intermediate))
 
     def __call__(self, x: Tensor) -> Tensor:
-        return linear(self.act(linear(x, self.gate_up)), self.down)
+        return self.down(self.act(self.gate_up(x)))
+
+
+def _gated_weights(build: Build, layer: int, prefix: str, intermediate: int) -> tuple[Tensor, Tensor]:
+    """Gate and up fused [2 I, D], and down [D, I]."""
+    names = [build.layer_name(layer, f"{prefix}.{part}_proj.weight") for part in ("gate", "up", "down")]
+    local = build.parallel.local(intermediate)
+    gate_up = build.fuse_rows(names[:2], [local, local], build.cfg.hidden_size)
+    return gate_up, build.reader.get(names[2], shard=build.parallel.row())
 
 
 class MoE:
@@ -47,11 +52,9 @@ class MoE:
         self.routing = (cfg.top_k, cfg.renormalize, cfg.routed_scaling_factor)
         self.act = (cfg.activation, cfg.situ_beta, cfg.situ_linear_beta)
         # The router runs in fp32: near-tied experts must not be decided by bf16 rounding.
-        self.router = reader.get(name("gate.weight"), torch.float32)
+        self.router = Projection(build, reader.get(name("gate.weight"), torch.float32))
         self.bias = reader.get(name("gate.e_score_correction_bias"), torch.float32)
-        self.shared = MLP(
-            build, layer, "block_sparse_moe.shared_experts", cfg.num_shared_experts * cfg.moe_intermediate_size
-        )
+        shared = (build, layer, "block_sparse_moe.shared_experts", cfg.num_shared_experts * cfg.moe_intermediate_size)
         self.latent = cfg.latent_size is not None
         self.op = (
             "latent_moe" if self.latent else "moe_experts_mxfp4" if cfg.expert_format == "mxfp4" else "moe_experts"
@@ -62,21 +65,23 @@ class MoE:
             weights |= {"down_weight": reader.get(name("routed_expert_down_proj.weight"))}
             weights |= {"norm_weight": reader.get(name("routed_expert_norm.weight")) if cfg.latent_norm else None}
             weights |= {"up_weight": reader.get(name("routed_expert_up_proj.weight"))}
-            weights |= {"shared_gate_up": self.shared.gate_up, "shared_down": self.shared.down}
+            weights |= dict(zip(("shared_gate_up", "shared_down"), _gated_weights(*shared), strict=True))
             weights |= {"w13_scale": weights.get("w13_scale"), "w2_scale": weights.get("w2_scale")}
             self.extra = {"expert_format": cfg.expert_format, "eps": cfg.rms_norm_eps}
         else:
             self.extra = {}
+        # The latent operator takes the shared experts' weights and adds their output itself.
+        self.shared = None if self.latent else MLP(*shared)
         self.weights = dict(build.ops.prepare(self.op, layer, "any", **weights))
 
     def __call__(self, x: Tensor) -> Tensor:
-        scores = linear(x.float(), self.router)
+        scores = self.router(x.float())
         gate, ids = self.route(scores, self.bias, *self.routing)
         kind, beta, linear_beta = self.act
         out = self.experts(
             x, ids, gate, **self.weights, **self.extra, activation=kind, beta=beta, linear_beta=linear_beta
         )
-        return out if self.latent else out + self.shared(x)
+        return out if self.shared is None else out + self.shared(x)
 
 
 def _load_experts(build: Build, layer: int) -> dict[str, Tensor | None]:

@@ -15,6 +15,7 @@ def model_requests(cfg: ModelConfig, dtype: str, kv_dtype: str, tp: int = 1) -> 
     out = [
         OpRequest("embed", (), "any", {"dim": cfg.hidden_size}),
         OpRequest("rms_norm", (), "any", {"dim": cfg.hidden_size}),
+        OpRequest("linear", ()),
         OpRequest("lm_head", (), "any", {"dim": cfg.hidden_size}),
     ]
     if cfg.attn_res_block_size:

@@ -18,6 +18,11 @@ def embed(ids: Tensor, weight: Tensor) -> Tensor:
     return weight.new_zeros(*ids.shape, weight.shape[1])
 
 
+@provides("linear", name="zeros", graph_safe=True)
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    return x.new_zeros(x.shape[0], weight.shape[0])
+
+
 @provides("lm_head", name="zeros", graph_safe=True)
 def lm_head(hidden: Tensor, weight: Tensor) -> Tensor:
     return hidden.new_zeros(hidden.shape[0], weight.shape[0], dtype=torch.float32)
