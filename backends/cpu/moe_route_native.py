@@ -14,9 +14,7 @@ from k3hal.dispatch import provides
 
 @lru_cache(maxsize=1)
 def _kernel() -> Any:
-    return function(
-        "route", "k3hal_route", POINTER, LONG, POINTER, LONG, LONG, LONG, INT, FLOAT, POINTER, POINTER, INT
-    )
+    return function("route", "k3hal_route", POINTER, LONG, POINTER, LONG, LONG, LONG, INT, FLOAT, POINTER, POINTER, INT)
 
 
 @provides("moe_route", name="native", priority=60, supports=supported)

@@ -65,7 +65,5 @@ def gated(x: Tensor, activation: str, beta: float, linear_beta: float) -> Tensor
     x = dense_rows(x)
     rows, inner = x.shape[0], x.shape[1] // 2
     out = torch.empty(rows, inner)
-    _gated()(
-        x.data_ptr(), x.stride(0), out.data_ptr(), rows, inner, activation == "situ", beta, linear_beta, threads()
-    )
+    _gated()(x.data_ptr(), x.stride(0), out.data_ptr(), rows, inner, activation == "situ", beta, linear_beta, threads())
     return out
