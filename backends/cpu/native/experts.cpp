@@ -97,7 +97,7 @@ extern "C" void k3hal_experts(const float *x, long ldx, const int32_t *ids, cons
                     std::memcpy(hidden + (begin + m) * stride + block * LANES, y, LANES * sizeof(float));
                 });
         }
-        // In place. The last vector may read past gate and up, into up and the padding, and overwrite used values of up.
+        // In place: the last vector may overwrite values of up that are used already, and read into the padding.
 #pragma omp for schedule(static)
         for (long c = 0; c < choices; c++) {
             float *gate = hidden + c * stride, *up = gate + inner;

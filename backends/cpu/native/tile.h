@@ -7,6 +7,8 @@
 //   MXFP4  uint8   [blocks][D][16], lane r in the low nibble and lane r + 16 in the high one of byte r,
 //          with scales uint8 (E8M0) [blocks][D / 32][32]
 #pragma once
+#include <immintrin.h>
+
 #include <cstdint>
 #include <cstring>
 
@@ -15,30 +17,34 @@ namespace k3hal {
 typedef float v16f __attribute__((vector_size(64), aligned(4)));
 typedef int32_t v16i __attribute__((vector_size(64), aligned(4)));
 typedef uint32_t v16u __attribute__((vector_size(64), aligned(4)));
-typedef uint16_t v16h __attribute__((vector_size(32), aligned(2)));
-typedef uint8_t v16b __attribute__((vector_size(16), aligned(1)));
-
-// How far ahead of its use a weight is asked for, in bytes. A channel's products outlast what the processor looks ahead
-// by itself, and at two to twelve rows memory would wait for them.
-constexpr long AHEAD = 2048;
 
 enum Kind { F32 = 0, BF16 = 1, MXFP4 = 2 };
 constexpr int LANES = 32;
 
 static inline v16f splat(float x) { return x - v16f{}; }
 
-static inline v16f widen(v16h bits) {
-    return (v16f)(__builtin_convertvector(bits, v16u) << 16);
+// 16 integers from memory, widened. Intrinsics, as compilers widen vectors by halves or even element by element.
+static inline v16u load16(const uint16_t *p) {
+    return (v16u)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
 }
 
+static inline v16u load16(const uint8_t *p) {
+    return (v16u)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+}
+
+static inline v16f bf16(const uint16_t *p) { return (v16f)(load16(p) << 16); }
+
 // 2^(s - 127) for E8M0 codes; 0 is the subnormal 2^-127, 255 is NaN.
-static inline v16f e8m0(v16b codes) {
-    const v16u s = __builtin_convertvector(codes, v16u);
+static inline v16f e8m0(const uint8_t *codes) {
+    const v16u s = load16(codes);
     v16u bits = s << 23;
     bits = s == 0 ? v16u{} + 0x00400000u : bits;
     bits = s == 255 ? v16u{} + 0x7fc00000u : bits;
     return (v16f)bits;
 }
+
+// Asks for the weights a page further on: the processor's own prefetchers stop at page ends, this stream does not.
+static inline void prefetch(const void *p) { _mm_prefetch((const char *)p + 4096, _MM_HINT_T0); }
 
 template <int KIND> struct Panel;  // one block of 32 output rows
 
@@ -46,8 +52,8 @@ template <> struct Panel<F32> {
     const float *w;
     Panel(const void *base, const void *, long block, long depth) : w((const float *)base + block * depth * LANES) {}
     inline void at(long k, v16f &a, v16f &b) {
-        __builtin_prefetch((const char *)(w + k * LANES) + AHEAD);
-        __builtin_prefetch((const char *)(w + k * LANES) + AHEAD + 64);
+        prefetch(w + k * LANES);
+        prefetch(w + k * LANES + 16);
         a = *(const v16f *)(w + k * LANES);
         b = *(const v16f *)(w + k * LANES + 16);
     }
@@ -57,9 +63,9 @@ template <> struct Panel<BF16> {
     const uint16_t *w;
     Panel(const void *base, const void *, long block, long depth) : w((const uint16_t *)base + block * depth * LANES) {}
     inline void at(long k, v16f &a, v16f &b) {
-        __builtin_prefetch((const char *)(w + k * LANES) + AHEAD);
-        a = widen(*(const v16h *)(w + k * LANES));
-        b = widen(*(const v16h *)(w + k * LANES + 16));
+        prefetch(w + k * LANES);
+        a = bf16(w + k * LANES);
+        b = bf16(w + k * LANES + 16);
     }
 };
 
@@ -71,13 +77,13 @@ template <> struct Panel<MXFP4> {
     inline void at(long k, v16f &a, v16f &b) {
         const v16f values = {0.f, .5f, 1.f, 1.5f, 2.f, 3.f, 4.f, 6.f, -0.f, -.5f, -1.f, -1.5f, -2.f, -3.f, -4.f, -6.f};
         if (k % 32 == 0) {
-            sa = e8m0(*(const v16b *)(scales + k));
-            sb = e8m0(*(const v16b *)(scales + k + 16));
+            sa = e8m0(scales + k);
+            sb = e8m0(scales + k + 16);
         }
-        if (k % 4 == 0) __builtin_prefetch((const char *)(w + k * 16) + AHEAD);
-        const v16i codes = __builtin_convertvector(*(const v16b *)(w + k * 16), v16i);
-        a = __builtin_shuffle(values, codes & 15) * sa;
-        b = __builtin_shuffle(values, codes >> 4) * sb;
+        // The permutation heeds only the low four bits of a lane.
+        const v16u codes = load16(w + k * 16);
+        a = (v16f)_mm512_permutexvar_ps((__m512i)codes, (__m512)values) * sa;
+        b = (v16f)_mm512_permutexvar_ps((__m512i)(codes >> 4), (__m512)values) * sb;
     }
 };
 
