@@ -21,7 +21,7 @@ struct Fp8 {
 
 // E4M3FN: sign, 4 bits of exponent with bias 7, 3 of mantissa; exponent 0 is subnormal, 0x7f is NaN, none is infinite.
 static inline v16f load16(const Fp8 *p) {
-    const v16u code = __builtin_convertvector(*(const v16b *)p, v16u), size = code & 0x7f;
+    const v16u code = widen((const uint8_t *)p), size = code & 0x7f;
     const v16u small = (v16u)(__builtin_convertvector(size, v16f) * 0x1p-9f), normal = (size << 20) + (120u << 23);
     const v16u bits = size < 8 ? small : size == 0x7f ? v16u{} + 0x7fc00000u : normal;
     return (v16f)(bits | (code & 0x80) << 24);

@@ -9,14 +9,15 @@ typedef float v4f __attribute__((vector_size(16), aligned(4)));
 typedef uint16_t bf16;
 
 static inline v16f load16(const float *p) { return *(const v16f *)p; }
-static inline v16f load16(const bf16 *p) { return widen(*(const v16h *)p); }
+static inline v16f load16(const bf16 *p) { return from_bf16(p); }
 
 static inline void store16(float *p, v16f x) { *(v16f *)p = x; }
 
 // To nearest even; NaN stays NaN.
 static inline void store16(bf16 *p, v16f x) {
     const v16u bits = (v16u)x, rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-    *(v16h *)p = __builtin_convertvector((x == x ? rounded : bits | 0x400000u) >> 16, v16h);
+    const v16u kept = (x == x ? rounded : bits | 0x400000u) >> 16;
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16((__m512i)kept));
 }
 
 // The last `count` < 16 values of a row, with zeros in the lanes beyond.

@@ -24,19 +24,19 @@ constexpr int LANES = 32;
 static inline v16f splat(float x) { return x - v16f{}; }
 
 // 16 integers from memory, widened. Intrinsics, as compilers widen vectors by halves or even element by element.
-static inline v16u load16(const uint16_t *p) {
+static inline v16u widen(const uint16_t *p) {
     return (v16u)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
 }
 
-static inline v16u load16(const uint8_t *p) {
+static inline v16u widen(const uint8_t *p) {
     return (v16u)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
 }
 
-static inline v16f bf16(const uint16_t *p) { return (v16f)(load16(p) << 16); }
+static inline v16f from_bf16(const uint16_t *p) { return (v16f)(widen(p) << 16); }
 
 // 2^(s - 127) for E8M0 codes; 0 is the subnormal 2^-127, 255 is NaN.
 static inline v16f e8m0(const uint8_t *codes) {
-    const v16u s = load16(codes);
+    const v16u s = widen(codes);
     v16u bits = s << 23;
     bits = s == 0 ? v16u{} + 0x00400000u : bits;
     bits = s == 255 ? v16u{} + 0x7fc00000u : bits;
@@ -64,8 +64,8 @@ template <> struct Panel<BF16> {
     Panel(const void *base, const void *, long block, long depth) : w((const uint16_t *)base + block * depth * LANES) {}
     inline void at(long k, v16f &a, v16f &b) {
         prefetch(w + k * LANES);
-        a = bf16(w + k * LANES);
-        b = bf16(w + k * LANES + 16);
+        a = from_bf16(w + k * LANES);
+        b = from_bf16(w + k * LANES + 16);
     }
 };
 
@@ -81,7 +81,7 @@ template <> struct Panel<MXFP4> {
             sb = e8m0(scales + k + 16);
         }
         // The permutation heeds only the low four bits of a lane.
-        const v16u codes = load16(w + k * 16);
+        const v16u codes = widen(w + k * 16);
         a = (v16f)_mm512_permutexvar_ps((__m512i)codes, (__m512)values) * sa;
         b = (v16f)_mm512_permutexvar_ps((__m512i)(codes >> 4), (__m512)values) * sb;
     }
