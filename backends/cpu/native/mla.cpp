@@ -12,7 +12,7 @@ using namespace k3hal;
 
 constexpr long TILE = 32;  // cached rows widened at a time: 72 KB of 576 channels, read by every head from the cache
 constexpr long PART = 128, MOST_PARTS = 64;
-constexpr int HEADS = 4;  // heads a cached row is held in registers for
+constexpr int HEADS = 4, BESIDE = 4;  // heads, times rows or vectors of channels: 16 sums in registers
 constexpr float NEVER = -INFINITY;
 
 struct Fp8 {
@@ -60,48 +60,48 @@ template <typename T> static inline void widen_row(const T *row, long count, flo
     for (long i = 0; i < count; i += 16) store16(out + i, load_up_to(row + i, count - i));
 }
 
-// scores[h][r] = q[h] . rows[r] for N heads and `count` rows, four rows at a time.
+// scores[h][r] = q[h] . rows[r] for N heads; `count` is a multiple of BESIDE.
 template <int N>
 static inline void score(const float *q, const float *rows, long count, long width, float (*scores)[TILE]) {
-    for (long r = 0; r < count; r += 4) {
-        v16f sums[N][4] = {};
-        for (long i = 0; i < width; i += 16)
-            for (int j = 0; j < 4; j++) {
-                const v16f row = load16(rows + (r + j) * width + i);
-                for (int h = 0; h < N; h++) sums[h][j] += row * load16(q + h * width + i);
-            }
+    for (long r = 0; r < count; r += BESIDE) {
+        v16f sums[N][BESIDE] = {};
+        for (long i = 0; i < width; i += 16) {
+            v16f row[BESIDE];
+            for (int j = 0; j < BESIDE; j++) row[j] = load16(rows + (r + j) * width + i);
+            for (int h = 0; h < N; h++)
+                for (int j = 0; j < BESIDE; j++) sums[h][j] += row[j] * load16(q + h * width + i);
+        }
         for (int h = 0; h < N; h++)
-            for (int j = 0; j < 4; j++) scores[h][r + j] = sum16(sums[h][j]);
+            for (int j = 0; j < BESIDE; j++) scores[h][r + j] = sum16(sums[h][j]);
     }
 }
 
-// out[h] = out[h] keep[h] + sum_r p[h][r] rows[r], 32 channels at a time, for N heads.
+// out[h] = out[h] keep[h] + sum_r p[h][r] rows[r] for N heads. A step past the last vector repeats that one.
 template <int N>
 static inline void accumulate(const float *rows, long count, const Shape &s, const float (*p)[TILE], const float *keep,
                               float *out) {
-    const long width = s.wide_entry(), rank = s.wide_rank();
-    for (long i = 0; i < rank; i += 32) {
-        const long second = i + 16 < rank ? i + 16 : i;
-        v16f sums[N][2];
-        for (int h = 0; h < N; h++) {
-            sums[h][0] = load16(out + h * s.partial() + i) * keep[h];
-            sums[h][1] = load16(out + h * s.partial() + second) * keep[h];
-        }
+    const long width = s.wide_entry(), last = s.wide_rank() - 16;
+    for (long i = 0; i <= last; i += 16 * BESIDE) {
+        long at[BESIDE];
+        v16f sums[N][BESIDE];
+        for (int j = 0; j < BESIDE; j++) at[j] = i + 16 * j < last ? i + 16 * j : last;
+        for (int h = 0; h < N; h++)
+            for (int j = 0; j < BESIDE; j++) sums[h][j] = load16(out + h * s.partial() + at[j]) * keep[h];
         for (long r = 0; r < count; r++) {
-            const v16f a = load16(rows + r * width + i), b = load16(rows + r * width + second);
-            for (int h = 0; h < N; h++) sums[h][0] += p[h][r] * a, sums[h][1] += p[h][r] * b;
+            v16f row[BESIDE];
+            for (int j = 0; j < BESIDE; j++) row[j] = load16(rows + r * width + at[j]);
+            for (int h = 0; h < N; h++)
+                for (int j = 0; j < BESIDE; j++) sums[h][j] += p[h][r] * row[j];
         }
-        for (int h = 0; h < N; h++) {
-            store16(out + h * s.partial() + i, sums[h][0]);
-            store16(out + h * s.partial() + second, sums[h][1]);
-        }
+        for (int h = 0; h < N; h++)
+            for (int j = 0; j < BESIDE; j++) store16(out + h * s.partial() + at[j], sums[h][j]);
     }
 }
 
 // Takes a tile of rows into the running softmax of N heads.
 template <int N> static inline void attend(const float *q, const float *rows, long count, const Shape &s, float *out) {
     float scores[N][TILE], keep[N];
-    score<N>(q, rows, (count + 3) / 4 * 4, s.wide_entry(), scores);
+    score<N>(q, rows, (count + BESIDE - 1) / BESIDE * BESIDE, s.wide_entry(), scores);
     for (int h = 0; h < N; h++) {
         float *top = out + h * s.partial() + s.wide_rank(), *sum = top + 1, most = *top;
         for (long r = 0; r < count; r++) most = scores[h][r] > most ? scores[h][r] : most;
@@ -144,7 +144,7 @@ static void part(const T *q, const C *cache, const int32_t *pages, long first, l
             const C *page = cache + pages[(t + r) / s.page_tokens] * s.page_stride;
             widen_row(page + (t + r) % s.page_tokens * s.entry, s.entry, rows + r * width);
         }
-        for (long r = count; r % 4; r++) std::memset(rows + r * width, 0, width * sizeof(float));
+        for (long r = count; r % BESIDE; r++) std::memset(rows + r * width, 0, width * sizeof(float));
         for (long h = 0; h < s.heads; h += HEADS) {
             const int group = s.heads - h < HEADS ? s.heads - h : HEADS;
             attend_heads(group, queries + h * width, rows, count, s, out + h * s.partial());
