@@ -19,7 +19,7 @@ from k3hal.bench.spread import Spread
 from k3hal.bench.steps import PARTS, Step
 from k3hal.checkpoints import resolve_model
 from k3hal.dispatch.plan import DispatchPlan
-from k3hal.engine.build import build_engine, weight_bytes
+from k3hal.engine.build import build_engine
 from k3hal.engine.options import DEFAULT_MAX_NUM_SEQS
 from k3hal.errors import UsageError
 from k3hal.model.checkpoint import Checkpoint
@@ -99,7 +99,7 @@ def bench_engine(settings: EngineBench, say: Callable[[str], None]) -> dict[str,
         "model": {
             "name": folder.name,
             "architecture": checkpoint.config.architecture,
-            "weights": weight_bytes(checkpoint, layout.dtype),
+            "weights": checkpoint.total_bytes,
         },
         "device": built.plan.device.id,
         "dtype": _DTYPE[str(layout.dtype)],

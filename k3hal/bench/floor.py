@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from k3hal.bench.steps import Step
-from k3hal.engine.build import resident_bytes
 from k3hal.engine.cache.layout import CacheLayout
 from k3hal.model.checkpoint import Checkpoint
 
@@ -35,20 +34,19 @@ class StepBytes:
 
 
 def step_bytes(checkpoint: Checkpoint, layout: CacheLayout, steps: Sequence[Step]) -> StepBytes:
-    """`steps` are decode steps whose experts were counted. Weights count in the dtype they have in memory."""
+    """`steps` are decode steps whose experts were counted.
+
+    Weights count as the checkpoint stores them, whatever dtype the engine runs in: a bfloat16 weight takes two bytes to
+    read, and an engine that widened it at load chose to read four.
+    """
     config = checkpoint.config
-    embedding = f"{config.prefix}embed_tokens.weight"
-    dense = routed = 0
-    for name, spec in checkpoint.specs.items():
-        size = resident_bytes(spec, layout.dtype)
-        if ".experts." in name:
-            routed += size
-        elif name != embedding:
-            dense += size
+    embedding = checkpoint.specs[f"{config.prefix}embed_tokens.weight"]
+    routed = sum(spec.nbytes for name, spec in checkpoint.specs.items() if ".experts." in name)
+    dense = sum(spec.nbytes for spec in checkpoint.specs.values()) - routed - embedding.nbytes
     sequences = fmean(step.num_seqs for step in steps)
     touched = fmean(step.experts for step in steps)
     total = len(config.moe_layers) * config.num_experts
-    rows = config.hidden_size * layout.dtype.itemsize
+    rows = embedding.nbytes // config.vocab_size
     slot = layout.kda_layers * (layout.state_layer_bytes + layout.conv_layer_bytes)
     row = layout.kv_layers * layout.kv_width * layout.kv_dtype.itemsize
     return StepBytes(

@@ -36,7 +36,6 @@ from k3hal.errors import CheckpointError, UsageError
 from k3hal.model.checkpoint import Checkpoint
 from k3hal.model.config import ModelConfig
 from k3hal.model.k3 import K3Model
-from k3hal.model.manifest import TensorSpec
 from k3hal.model.progress import progress_bar
 from k3hal.model.reader import WeightReader
 from k3hal.model.requests import model_requests
@@ -182,13 +181,10 @@ def _memory(
 
 
 def weight_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
-    """Bytes the text tensors take in memory."""
-    return sum(resident_bytes(spec, dtype) for spec in checkpoint.specs.values())
-
-
-def resident_bytes(spec: TensorSpec, dtype: torch.dtype) -> int:
-    """Bytes one tensor takes in memory: what is stored in BF16 becomes `dtype`, the rest keeps its kind."""
-    return spec.nbytes * dtype.itemsize // 2 if spec.dtype == "BF16" else spec.nbytes
+    """Bytes the text tensors take in memory: what is stored in BF16 becomes `dtype`, the rest keeps its kind."""
+    return sum(
+        spec.nbytes * dtype.itemsize // 2 if spec.dtype == "BF16" else spec.nbytes for spec in checkpoint.specs.values()
+    )
 
 
 def _load(checkpoint: Checkpoint, ops: BoundOps, device: torch.device, dtype: torch.dtype) -> K3Model:

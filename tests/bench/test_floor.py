@@ -17,7 +17,7 @@ from k3hal.bench.floor import step_bytes
 from k3hal.bench.ours import Ours, full_decodes
 from k3hal.bench.runs import Difference, first_difference
 from k3hal.bench.steps import ExpertCounter, Step
-from k3hal.engine.build import build_engine, weight_bytes
+from k3hal.engine.build import build_engine
 from k3hal.engine.cache.layout import CacheLayout
 from k3hal.model.checkpoint import Checkpoint
 
@@ -34,9 +34,8 @@ def test_with_every_expert_touched_all_weights_but_the_embedding_are_read(k3_dir
     layout = CacheLayout.of(config, FP32)
     total = len(config.moe_layers) * config.num_experts
     got = step_bytes(checkpoint, layout, _steps(2, 20, total))
-    embedding = config.vocab_size * config.hidden_size * 4
-    rows = 2 * config.hidden_size * 4
-    assert got.dense + got.experts == weight_bytes(checkpoint, FP32) - embedding + rows
+    row = config.hidden_size * 2
+    assert got.dense + got.experts == checkpoint.total_bytes - config.vocab_size * row + 2 * row
     half = step_bytes(checkpoint, layout, _steps(2, 20, total // 2))
     assert half.experts == got.experts / 2 and half.dense == got.dense
 
