@@ -192,8 +192,7 @@ def test_kda_prefill_is_decode_to_the_bit(dtype: str) -> None:
         spans = {"cu_seqlens": torch.tensor([0, last - first], dtype=torch.int32), "has_state": torch.tensor([True])}
         parts.append(_native("kda_prefill")(**(cut | piece | spans)))
     alone = {name: value for name, value in cut.items() if name not in ("cu_seqlens", "has_state")}
-    for t in (19, 20):
-        parts.append(_native("kda_decode")(**(alone | {name: cut[name][t : t + 1] for name in rows})))
+    parts += [_native("kda_decode")(**(alone | {name: cut[name][t : t + 1] for name in rows})) for t in (19, 20)]
     assert torch.equal(torch.cat(parts), golden)
     slot = int(whole["slots"][0])
     assert torch.equal(cut["state"][slot], whole["state"][slot])
