@@ -15,6 +15,7 @@ from torch import Tensor
 
 from k3hal.dispatch import Call, No
 from k3hal.dispatch.ops import kda_decode as kda_decode_op
+from k3hal.dispatch.ops import kda_prefill as kda_prefill_op
 from k3hal.dispatch.ops._kda import KdaCase
 from k3hal.dispatch.ops._paged import MlaShape
 from k3hal.dispatch.ops.kda_decode import kda_decode
@@ -176,3 +177,23 @@ def test_mla_parts_of_a_sequence_merge(magnitude: float) -> None:
     args = mla_inputs(torch.Generator().manual_seed(0), shape, "float32", [127, 128, 129, 0, 9001, 8192])
     args["q"] *= magnitude
     torch.testing.assert_close(_native("mla_decode")(**args), mla_decode(**args), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_kda_prefill_is_decode_to_the_bit(dtype: str) -> None:
+    """21 tokens at once, and the same cut in two and then token by token."""
+    gen = torch.Generator().manual_seed(0)
+    whole = kda_prefill_op._make(gen, KdaCase("cut", (21,), head_dim=48, strided=True), dtype)
+    rows = ("qkv", "raw_gate", "beta_logits", "out_gate")
+    cut = copy.deepcopy(whole)
+    golden, parts = _native("kda_prefill")(**whole), []
+    for first, last in ((0, 10), (10, 19)):
+        piece = {name: cut[name][first:last] for name in rows}
+        spans = {"cu_seqlens": torch.tensor([0, last - first], dtype=torch.int32), "has_state": torch.tensor([True])}
+        parts.append(_native("kda_prefill")(**(cut | piece | spans)))
+    alone = {name: value for name, value in cut.items() if name not in ("cu_seqlens", "has_state")}
+    parts += [_native("kda_decode")(**(alone | {name: cut[name][t : t + 1] for name in rows})) for t in (19, 20)]
+    assert torch.equal(torch.cat(parts), golden)
+    slot = int(whole["slots"][0])
+    assert torch.equal(cut["state"][slot], whole["state"][slot])
+    assert torch.equal(cut["conv_state"][slot], whole["conv_state"][slot])

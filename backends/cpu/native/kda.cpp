@@ -1,5 +1,7 @@
-// One token of a KDA layer for every sequence: convolution, gates, delta rule and gated norm, a head at a time.
+// The inside of a KDA layer: convolution, gates, delta rule and gated norm, a head of a sequence at a time, token by
+// token. Prefill runs the very steps of decode, so it matters to no bit how a sequence is cut.
 #include <cmath>
+#include <type_traits>
 
 #include "rows.h"
 
@@ -53,16 +55,19 @@ static inline void normalise(float *x, long count, float scale) {
     for (long i = 0; i < count; i += 16) store16(x + i, load16(x + i) * factor);
 }
 
-// What every row of a head's state is multiplied with.
-struct Vectors {
+// One token of one head, ready for its state: every row of the state is multiplied with the first four.
+struct Token {
     const float *decay, *k, *decayed_k, *decayed_q;  // [K]; the last two are k and q times decay
     float kq, beta;
+    const float *v;  // [V]
+    float *o;        // [V]
 };
 
-// Rows of the state [V, K] take one token in: new = decay S + u k, o = new q. The rows come from memory once; the
-// second loop finds them in the first-level cache.
+// Rows of the state [V, K] from `first` on take one token in: new = decay S + u k, o = new q. The first loop brings
+// the rows from memory, the second finds them in the first-level cache.
 template <int ROWS>
-static inline void delta_rows(float *state, long dim, const Vectors &a, const float *v, float *o) {
+static inline void delta_rows(float *state, long first, long dim, const Token &a) {
+    state += first * dim;
     v16f with_k[ROWS] = {}, with_q[ROWS] = {};
     for (long i = 0; i < dim; i += 16) {
         const v16f k = load16(a.decayed_k + i), q = load16(a.decayed_q + i);
@@ -73,8 +78,8 @@ static inline void delta_rows(float *state, long dim, const Vectors &a, const fl
     }
     float u[ROWS];
     for (int r = 0; r < ROWS; r++) {
-        u[r] = a.beta * (v[r] - sum16(with_k[r]));
-        o[r] = sum16(with_q[r]) + u[r] * a.kq;
+        u[r] = a.beta * (a.v[first + r] - sum16(with_k[r]));
+        a.o[first + r] = sum16(with_q[r]) + u[r] * a.kq;
     }
     for (long i = 0; i < dim; i += 16) {
         const v16f d = load16(a.decay + i), k = load16(a.k + i);
@@ -94,32 +99,6 @@ static void gated_norm(const float *o, const T *gate, const Weights &w, long dim
         store16(out + i, load16(o + i) * factor * load16(w.norm + i) * sigmoid16(load16(gate + i)));
 }
 
-// One head of one sequence; pointers are at the head's first value, C = 3 H K channels.
-template <typename T>
-static void head(const T *x, const T *raw_gate, float beta_logit, const T *out_gate, const Weights &w, long h,
-                 long heads, long dim, T *history, float *state, T *out) {
-    float mixed[3][dim], decay[dim], decayed_k[dim], decayed_q[dim], o[dim];
-    float *q = mixed[0], *k = mixed[1], *v = mixed[2];
-    for (long part = 0; part < 3; part++)
-        for (long i = 0; i < dim; i += 16) {
-            const long c = (part * heads + h) * dim + i;
-            store16(mixed[part] + i, convolve16(x + c, history + c, w.taps + c, 3 * heads * dim, w.width));
-        }
-    normalise(q, dim, 1.0f / std::sqrt((float)dim));
-    normalise(k, dim, 1.0f);
-    v16f kq = {};
-    for (long i = 0; i < dim; i += 16) {
-        const v16f d = decay16(load16(raw_gate + i) + load16(w.dt_bias + h * dim + i), splat(w.rate[h]), w);
-        store16(decay + i, d);
-        store16(decayed_k + i, d * load16(k + i));
-        store16(decayed_q + i, d * load16(q + i));
-        kq += load16(k + i) * load16(q + i);
-    }
-    const Vectors vectors = {decay, k, decayed_k, decayed_q, sum16(kq), sigmoid16(splat(beta_logit))[0]};
-    for (long r = 0; r < dim; r += 4) delta_rows<4>(state + r * dim, dim, vectors, v + r, o + r);
-    gated_norm(o, out_gate, w, dim, out);
-}
-
 static inline float as_float(float x) { return x; }
 static inline float as_float(bf16 x) {
     const uint32_t bits = (uint32_t)x << 16;
@@ -128,37 +107,116 @@ static inline float as_float(bf16 x) {
     return value;
 }
 
-struct Strides {
-    long x, raw_gate, beta, out_gate, history, state;  // values from row to row, or from slot to slot
+// The projections and the result; strides are values from row to row.
+template <typename T> struct Rows {
+    const T *x, *raw_gate, *beta, *out_gate;
+    T *out;
+    long x_stride, raw_gate_stride, beta_stride, out_gate_stride;
 };
 
+struct Sizes {
+    long heads, dim;
+    long channels() const { return 3 * heads * dim; }
+};
+
+constexpr long TOKENS = 8;  // taken in together: with 4 rows of 128 values of the state they fit the first-level cache
+constexpr long VECTORS = 7;
+
+// Row t's token for head h; `memory` holds its vectors, [VECTORS, dim].
 template <typename T>
-static void decode(const void *x, const void *raw_gate, const void *beta, const void *out_gate, const Weights &w,
-                   void *history, float *state, const int32_t *slots, void *out, const Strides &by, long rows,
-                   long heads, long dim, int threads) {
-    const int team = useful_threads(rows * heads * dim * dim, threads);
-#pragma omp parallel for num_threads(team) schedule(static)
-    for (long pair = 0; pair < rows * heads; pair++) {
-        const long n = pair / heads, h = pair % heads, slot = slots[n];
-        T *to = (T *)out + pair * dim;
-        if (slot == 0) {
-            std::memset(to, 0, dim * sizeof(T));
-            continue;
+static Token take_in(const Rows<T> &rows, long t, long h, const Weights &w, const Sizes &size, T *history,
+                     float *memory) {
+    const long dim = size.dim;
+    float *q = memory, *k = q + dim, *v = k + dim, *decay = v + dim, *decayed_k = decay + dim;
+    float *decayed_q = decayed_k + dim, *o = decayed_q + dim;
+    for (long part = 0; part < 3; part++)
+        for (long i = 0; i < dim; i += 16) {
+            const long c = (part * size.heads + h) * dim + i;
+            const T *x = rows.x + t * rows.x_stride + c;
+            store16(q + part * dim + i, convolve16(x, history + c, w.taps + c, size.channels(), w.width));
         }
-        head((const T *)x + n * by.x, (const T *)raw_gate + n * by.raw_gate + h * dim,
-             as_float(((const T *)beta)[n * by.beta + h]), (const T *)out_gate + n * by.out_gate + h * dim, w, h, heads,
-             dim, (T *)history + slot * by.history, state + slot * by.state + h * dim * dim, to);
+    normalise(q, dim, 1.0f / std::sqrt((float)dim));
+    normalise(k, dim, 1.0f);
+    const T *gate = rows.raw_gate + t * rows.raw_gate_stride + h * dim;
+    v16f kq = {};
+    for (long i = 0; i < dim; i += 16) {
+        const v16f d = decay16(load16(gate + i) + load16(w.dt_bias + h * dim + i), splat(w.rate[h]), w);
+        store16(decay + i, d);
+        store16(decayed_k + i, d * load16(k + i));
+        store16(decayed_q + i, d * load16(q + i));
+        kq += load16(k + i) * load16(q + i);
+    }
+    const float beta = sigmoid16(splat(as_float(rows.beta[t * rows.beta_stride + h])))[0];
+    return {decay, k, decayed_k, decayed_q, sum16(kq), beta, v, o};
+}
+
+// Rows [first, last) are one sequence; its history [W - 1, C] and this head's state [V, K] move on.
+template <typename T>
+static void run_head(const Rows<T> &rows, long first, long last, long h, const Weights &w, const Sizes &size,
+                     T *history, float *state) {
+    const long dim = size.dim;
+    float memory[TOKENS][VECTORS * dim];
+    for (long start = first; start < last; start += TOKENS) {
+        const long count = last - start < TOKENS ? last - start : TOKENS;
+        Token tokens[TOKENS];
+        for (long t = 0; t < count; t++) tokens[t] = take_in(rows, start + t, h, w, size, history, memory[t]);
+        for (long r = 0; r < dim; r += 4)
+            for (long t = 0; t < count; t++) delta_rows<4>(state, r, dim, tokens[t]);
+        for (long t = 0; t < count; t++)
+            gated_norm(tokens[t].o, rows.out_gate + (start + t) * rows.out_gate_stride + h * dim, w, dim,
+                       rows.out + ((start + t) * size.heads + h) * dim);
     }
 }
 
-extern "C" void k3hal_kda_decode(const void *x, long ldx, const void *raw_gate, long ldg, const void *beta, long ldb,
-                                 const void *out_gate, long ldo, const float *taps, const float *rate,
-                                 const float *dt_bias, const float *norm, void *history, long history_stride,
-                                 float *state, long state_stride, const int32_t *slots, void *out, long rows,
-                                 long heads, long dim, long width, int bounded, float lower_bound, float eps, int wide,
-                                 int threads) {
+// Slots, and where they lie. Without `starts` each row is a sequence, without `known` each has a state.
+struct Sequences {
+    const int32_t *slots, *starts;
+    const bool *known;
+    void *history;
+    float *state;
+    long count, history_stride, state_stride, rows;
+};
+
+template <typename T> static void forget(T *history, float *state, long h, const Weights &w, const Sizes &size) {
+    for (long j = 0; j < w.width - 1; j++)
+        for (long part = 0; part < 3; part++)
+            std::memset(history + j * size.channels() + (part * size.heads + h) * size.dim, 0, size.dim * sizeof(T));
+    std::memset(state, 0, size.dim * size.dim * sizeof(float));
+}
+
+template <typename T>
+static void run(const Rows<T> &rows, const Sequences &of, const Weights &w, const Sizes &size, int threads) {
+    const long heads = size.heads, dim = size.dim;
+    const int team = useful_threads(of.rows * heads * dim * dim, threads);
+#pragma omp parallel for num_threads(team) schedule(dynamic) if (team > 1)
+    for (long pair = 0; pair < of.count * heads; pair++) {
+        const long n = pair / heads, h = pair % heads, slot = of.slots[n];
+        const long first = of.starts ? of.starts[n] : n, last = of.starts ? of.starts[n + 1] : n + 1;
+        if (slot == 0)
+            for (long t = first; t < last; t++) std::memset(rows.out + (t * heads + h) * dim, 0, dim * sizeof(T));
+        if (slot == 0 || first == last) continue;
+        T *history = (T *)of.history + slot * of.history_stride;
+        float *state = of.state + slot * of.state_stride + h * dim * dim;
+        if (of.known && !of.known[n]) forget(history, state, h, w, size);
+        run_head(rows, first, last, h, w, size, history, state);
+    }
+    const long used = of.starts ? of.starts[of.count] : of.count;
+    std::memset(rows.out + used * heads * dim, 0, (of.rows - used) * heads * dim * sizeof(T));
+}
+
+extern "C" void k3hal_kda(const void *x, long ldx, const void *raw_gate, long ldg, const void *beta, long ldb,
+                          const void *out_gate, long ldo, const float *taps, const float *rate, const float *dt_bias,
+                          const float *norm, void *history, long history_stride, float *state, long state_stride,
+                          const int32_t *slots, const int32_t *starts, const bool *known, void *out, long sequences,
+                          long rows, long heads, long dim, long width, int bounded, float lower_bound, float eps,
+                          int wide, int threads) {
     const Weights w = {taps, rate, dt_bias, norm, width, bounded, lower_bound, eps};
-    const Strides by = {ldx, ldg, ldb, ldo, history_stride, state_stride};
-    const auto run = wide ? decode<float> : decode<bf16>;
-    run(x, raw_gate, beta, out_gate, w, history, state, slots, out, by, rows, heads, dim, threads);
+    const Sequences of = {slots, starts, known, history, state, sequences, history_stride, state_stride, rows};
+    const auto with = [&](auto *out) {
+        using T = std::remove_pointer_t<decltype(out)>;
+        const Rows<T> all = {(const T *)x, (const T *)raw_gate, (const T *)beta, (const T *)out_gate, out,
+                             ldx, ldg, ldb, ldo};
+        run(all, of, w, {heads, dim}, threads);
+    };
+    wide ? with((float *)out) : with((bf16 *)out);
 }
