@@ -48,7 +48,7 @@ def _function(fmt: str, name: str) -> Fn:
     prepare = provider.prepare
     if prepare is None:
         return provider.fn
-    return lambda **given: provider.fn(**given | prepare(**{w: given[w] for w in operator.weights}))
+    return lambda **given: provider.fn(**given | dict(prepare(**{w: given[w] for w in operator.weights})))
 
 
 def _inputs(fmt: str, seed: int = 0, **changes: Any) -> dict[str, Any]:
