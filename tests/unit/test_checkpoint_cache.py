@@ -89,3 +89,9 @@ def test_model_arguments(tmp_path: Path) -> None:
         checkpoints.resolve_model("moonshotai/Kimi-K3")
     with pytest.raises(UnsupportedError, match="slices of the full-size model are not available"):
         checkpoints.resolve_model("k3-slice:4@tp8")
+
+
+def test_a_relative_cache_folder_counts_as_unset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "here")
+    assert checkpoints.cache_dir() == tmp_path / ".cache" / "k3hal"
