@@ -8,5 +8,6 @@ from pathlib import Path
 
 def cache_dir() -> Path:
     """Built checkpoints, compiled kernels and the like: `$XDG_CACHE_HOME/k3hal`, else `~/.cache/k3hal`."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "k3hal"
+    root = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    # A relative path counts as unset: so the variable's specification demands.
+    return (root if root.is_absolute() else Path.home() / ".cache") / "k3hal"
