@@ -23,6 +23,7 @@ from k3hal.engine.build import build_engine
 from k3hal.engine.options import DEFAULT_MAX_NUM_SEQS
 from k3hal.errors import UsageError
 from k3hal.model.checkpoint import Checkpoint
+from k3hal.model.requests import PAGE_TOKENS
 
 SCHEMA = "k3hal.bench_engine/1"
 
@@ -77,7 +78,8 @@ def bench_engine(settings: EngineBench, say: Callable[[str], None]) -> dict[str,
         dtype=settings.dtype,
         ops=settings.ops,
         max_num_seqs=max(*settings.concurrency, DEFAULT_MAX_NUM_SEQS),
-        max_model_len=settings.prompt_tokens + settings.output_tokens + 1,
+        # No larger a cache than the runs fill, beside the page that admission keeps free for each running sequence.
+        max_model_len=settings.prompt_tokens + settings.output_tokens + PAGE_TOKENS,
     )
     layout = built.runner.arena.layout
     peer = None

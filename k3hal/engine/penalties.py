@@ -60,11 +60,10 @@ class Penalties:
         logits[index] = x - presence * (counts > 0) - frequency * counts
 
     def record(self, rows: list[int], token_ids: Tensor) -> None:
-        """Count the tokens just sampled, int64 [S]; a negative one is none."""
+        """Count the tokens just sampled, int64 [S]."""
         index, entries = self._select(rows)
         if index:
-            tokens = token_ids[index]
-            self._counts[entries, tokens.clamp(min=0)] += (tokens >= 0).to(torch.int32)
+            self._counts[entries, token_ids[index]] += 1
 
     def _select(self, rows: list[int]) -> tuple[list[int], list[int]]:
         if not self._entry:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -69,13 +70,14 @@ class Sampler:
         raw = torch.log_softmax(logits[torch.from_numpy(asked).to(self._device)], -1) if asked.size else None
         self._adjust(logits, row_list, positions)
         best, tokens = logits.max(-1)
-        finite = torch.isfinite(best)
-        if not bool(finite.all()):
-            logits = torch.where(finite.unsqueeze(-1), logits, 0.0)
-        self._draw(logits, tokens, rows, positions)
-        tokens = torch.where(finite, tokens, -1)
+        finite = [math.isfinite(value) for value in best.tolist()]
+        random = np.flatnonzero(self._temperature[rows] > 0)
+        if random.size:
+            if not all(finite):
+                logits = torch.where(torch.isfinite(best).unsqueeze(-1), logits, 0.0)
+            self._draw(logits, tokens, rows, positions, random)
         self._penalties.record(row_list, tokens)
-        token_ids: list[int] = tokens.tolist()
+        token_ids = [token if ok else -1 for token, ok in zip(tokens.tolist(), finite, strict=True)]
         return token_ids, None if raw is None else self._logprobs(raw, asked, rows, token_ids)
 
     def _adjust(self, logits: Tensor, rows: list[int], positions: np.ndarray) -> None:
@@ -87,11 +89,10 @@ class Sampler:
             if row in self._banned and positions[i] < self._banned[row][0]:
                 logits[i, self._banned[row][1]] = -torch.inf
 
-    def _draw(self, logits: Tensor, tokens: Tensor, rows: np.ndarray, positions: np.ndarray) -> None:
-        """Replace in `tokens` those of the rows that do not take the most likely one."""
-        random = np.flatnonzero(self._temperature[rows] > 0)
-        if not random.size:
-            return
+    def _draw(
+        self, logits: Tensor, tokens: Tensor, rows: np.ndarray, positions: np.ndarray, random: np.ndarray
+    ) -> None:
+        """Replace in `tokens` those of the rows at `random`, which do not take the most likely one."""
         chosen = rows[random]
         index = torch.from_numpy(random).to(self._device)
 

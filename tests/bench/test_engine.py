@@ -90,7 +90,7 @@ def test_a_wrong_weight_shows_as_a_difference(kimi_linear_dir: Path) -> None:
 
 
 def test_the_breakdown_adds_up(k3_dir: Path, bench: Bench) -> None:
-    code, out, _ = bench("engine", k3_dir, "--concurrency", "2", "--json")
+    code, out, _ = bench("engine", k3_dir, "--concurrency", "64", "--json")
     (result,) = json.loads(out)["results"]
     parts = result["breakdown"]
     assert code == 0 and result["peer"] is None and result["ratio"] is None
