@@ -29,7 +29,7 @@ VERBS: dict[str, Verb] = {
     "doctor": Verb("k3hal.cli.doctor:doctor", "Show this machine, its devices and versions, and what would run."),
     "generate": Verb("k3hal.cli.generate:generate", "Continue a prompt, answer a chat, or answer a file of requests."),
     "bench": Verb("k3hal.cli.bench:app", "Measure the engine and dispatch on this machine."),
-    "op": Verb("k3hal.cli.op:app", "Operators: list and probe, plan and explain."),
+    "op": Verb("k3hal.cli.op:app", "Operators: what runs them and why; compare, record, replay and bisect."),
     "render": Verb("k3hal.cli.render:render", "Show the exact prompt a chat request becomes."),
     "serve": Verb("k3hal.cli.serve:serve", "Serve a model over an OpenAI-compatible HTTP API."),
 }

@@ -13,7 +13,7 @@ from k3hal.cli.output import print_json
 from k3hal.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from k3hal.debug.case import Case
     from k3hal.debug.compare import How
@@ -72,21 +72,18 @@ def compare(
             print_verdict(verdict)
     files = save_smallest(failures, how, save, lambda text: typer.echo(text, err=True))
     if as_json:
-        rows = [verdict.to_json() for verdict in verdicts]
-        print_json(
-            "k3hal.op_compare/1",
-            {
-                "op": op,
-                "device": how.device.id,
-                "against": against,
-                "results": rows,
-                "saved": {p: str(file) for p, file in files.items()},
-            },
-        )
+        _print_json(op, how, verdicts, files)
     else:
         for name, file in files.items():
             typer.echo(f"{name}: smallest failing case in {file}")
     return exit_code([verdict.status for verdict in verdicts])
+
+
+def _print_json(op: str, how: How, verdicts: Sequence[Verdict], files: Mapping[str, Path]) -> None:
+    results = [verdict.to_json() for verdict in verdicts]
+    saved = {provider: str(file) for provider, file in files.items()}
+    where = {"device": how.device.id, "against": how.against}
+    print_json("k3hal.op_compare/1", {"op": op, **where, "results": results, "saved": saved})
 
 
 def _verdicts(

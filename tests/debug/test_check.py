@@ -111,7 +111,6 @@ def _racy(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> Ten
         (_returns_its_input, "out lies in the memory of x"),
         (_raises, "raised RuntimeError: no kernel image"),
         (_other_dtype, "out: dtype torch.float64, the contract says torch.float32"),
-        (_transposed, "out has a strided last axis"),
         (_two_values, "returned 2 values, the contract has 1"),
         (_racy, "two runs differ in out"),
     ],
@@ -120,6 +119,11 @@ def test_a_fault_fails_with_its_reason(case_of: MakeCase, fault: Callable[..., A
     verdict = check(case_of("rms_norm", "plain", "float32"), _target(fault))
     assert verdict.status == "Fail"
     assert any(word in text for text in verdict.reasons for word in reason.split("|")), verdict.reasons
+
+
+def test_a_strided_output_is_a_warning(case_of: MakeCase) -> None:
+    verdict = check(case_of("rms_norm", "plain", "float32"), _target(_transposed))
+    assert (verdict.status, verdict.reasons) == ("QualityWarning", ("out has a strided last axis",))
 
 
 def test_a_provider_that_is_declared_nondeterministic_may_differ(case_of: MakeCase) -> None:
