@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from k3hal.cli.common import DType, Json, KvCacheDType, Ops, Plan
+from k3hal.cli.op_bench import bench
 from k3hal.cli.op_bisect import bisect
 from k3hal.cli.op_compare import compare
 from k3hal.cli.op_dump import dump
@@ -30,6 +31,7 @@ app.command("compare")(compare)
 app.command("dump")(dump)
 app.command("replay")(replay)
 app.command("bisect")(bisect)
+app.command("bench")(bench)
 
 AnyDevice = Annotated[
     str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda:1, rocm, npu, or a described one (mi355x).")
