@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from k3hal.dispatch.cache_dir import cache_dir
 from k3hal.errors import InputError, UnsupportedError, UsageError
 
 DEFAULT_PRESET = "nano"
 DEFAULT_SEED = 0
-
-
-def cache_dir() -> Path:
-    """Where built checkpoints and other regenerable files live: `$XDG_CACHE_HOME/k3hal`, else `~/.cache/k3hal`."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "k3hal"
 
 
 def default_checkpoint() -> Path:

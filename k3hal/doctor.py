@@ -10,7 +10,8 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from k3hal import __version__
-from k3hal.checkpoints import DEFAULT_PRESET, cache_dir
+from k3hal.checkpoints import DEFAULT_PRESET
+from k3hal.dispatch.cache_dir import cache_dir
 from k3hal.dispatch.host import cpu_arch, cpu_features, cpu_name, host_memory
 from k3hal.errors import K3HALError
 

@@ -113,7 +113,11 @@ class Tokenizer:
         return token_id >= self._num_ranks
 
     def encode_ordinary(self, text: str) -> list[int]:
-        """Ids of `text` with special tokens disabled: text that spells one is encoded as the characters it is."""
+        """Ids of `text` with special tokens disabled: text that spells one is encoded as the characters it is.
+
+        Raises `RequestError` for half a surrogate pair, which is no character and has no UTF-8 form.
+        """
+        _check_unicode(text)
         if len(text) <= _MAX_RUN:
             return self._bpe.encode_ordinary(text)
         ids: list[int] = []
@@ -144,6 +148,15 @@ def _pieces(text: str) -> Iterable[str]:
             cuts.extend(range(run.start() + _MAX_RUN, run.end(), _MAX_RUN))
         cuts.append(len(part))
         yield from (part[a:b] for a, b in itertools.pairwise(cuts))
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"the text is not valid Unicode: half a surrogate pair, U+{ord(text[error.start]):04X}, at {error.start}"
+        ) from None
 
 
 def _parse_vocab(data: bytes, source: str) -> list[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,6 +39,11 @@ class Build:
 
     def layer_name(self, layer: int, name: str) -> str:
         return f"{self.cfg.prefix}layers.{layer}.{name}"
+
+    def linear(self, weight: Tensor, op: str = "linear") -> Callable[[Tensor], Tensor]:
+        """The product with a weight [R, D], in the layout its provider wants: x [T, D] to [T, R]."""
+        fn, prepared = self.ops.fn(op), self.ops.prepare(op, weight=weight)["weight"]
+        return lambda x: fn(x, prepared)
 
     def fuse_rows(self, names: list[str], rows: list[int], columns: int) -> Tensor:
         """One weight [sum(rows), columns] whose row blocks are the named column-parallel weights, in order."""

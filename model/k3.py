@@ -13,7 +13,7 @@ from k3hal.model.config import ModelConfig
 from k3hal.model.context import Build, Reader
 from k3hal.model.kda import KDA
 from k3hal.model.mla import MLA
-from k3hal.model.moe import MLP, MoE
+from k3hal.model.moe import MoE, dense_mlp
 from k3hal.model.parallel import ParallelPlan
 from k3hal.model.residual import Stream, attention_join, block_count, final_join, mlp_join
 
@@ -27,7 +27,7 @@ class Layer:
         self.before_attention = attention_join(build, layer)
         self.attention = KDA(build, layer, kda_before) if cfg.is_kda(layer) else MLA(build, layer, layer - kda_before)
         self.before_mlp = mlp_join(build, layer)
-        self.mlp = MoE(build, layer) if cfg.is_moe(layer) else MLP(build, layer, "mlp", cfg.intermediate_size)
+        self.mlp = MoE(build, layer) if cfg.is_moe(layer) else dense_mlp(build, layer)
 
     def __call__(self, stream: Stream, delta: Tensor | None, batch: StepBatch, cache: CacheViews) -> Tensor:
         delta = self.attention(self.before_attention(stream, delta), batch, cache)
@@ -45,8 +45,7 @@ class K3Model:
         self.layers = [Layer(build, i) for i in range(cfg.num_layers)]
         self.final = final_join(build)
         head = build.reader.get(cfg.lm_head_name, shard=build.parallel.column())
-        self.head_weight = build.ops.prepare("lm_head", weight=head)["weight"]
-        self.head = build.ops.fn("lm_head")
+        self.head = build.linear(head, op="linear_fp32")
 
     @classmethod
     def load(
@@ -83,4 +82,4 @@ class K3Model:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Final-normed hidden [R, D] to fp32 logits [R, vocab]."""
-        return self.head(hidden, self.head_weight)
+        return self.head(hidden)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from k3hal.model.batch import CacheViews, StepBatch
 from k3hal.model.context import Build
@@ -32,12 +31,14 @@ class KDA:
         parts = [("q_proj", width), ("k_proj", width), ("v_proj", width), gate]
         parts += [("f_a_proj", cfg.kda_head_dim), ("b_proj", self.heads)]
         self.split = [3 * width, gate[1], cfg.kda_head_dim, self.heads]
-        self.in_proj = build.fuse_rows([name(f"{p}.weight") for p, _ in parts], [n for _, n in parts], cfg.hidden_size)
-        self.f_b = reader.get(name("f_b_proj.weight"), shard=build.parallel.column())
-        self.g_b = None if cfg.full_rank_gate else reader.get(name("g_b_proj.weight"), shard=build.parallel.column())
+        names, rows = [name(f"{p}.weight") for p, _ in parts], [n for _, n in parts]
+        self.in_proj = build.linear(build.fuse_rows(names, rows, cfg.hidden_size))
+        column = build.parallel.column()
+        self.f_b = build.linear(reader.get(name("f_b_proj.weight"), shard=column))
+        self.g_b = None if cfg.full_rank_gate else build.linear(reader.get(name("g_b_proj.weight"), shard=column))
         conv_weight = torch.empty(3 * width, cfg.conv_width, dtype=torch.float32, device=build.device)
         for part, letter in zip(conv_weight.unsqueeze(1).split(width), "qkv", strict=True):
-            reader.fill(part, name(f"{letter}_conv1d.weight"), shard=build.parallel.column())
+            reader.fill(part, name(f"{letter}_conv1d.weight"), shard=column)
         small = {
             "conv_weight": conv_weight,
             # Stored longer than the head count (padding) or as [1, 1, H, 1]: only the first H entries mean anything.
@@ -49,14 +50,14 @@ class KDA:
         prefill = build.ops.prepare("kda_prefill", layer, "prefill", **small)
         decode = build.ops.prepare("kda_decode", layer, "decode", **small)
         self.prefill_weights, self.decode_weights = (tuple(w[key] for key in small) for w in (prefill, decode))
-        self.o_proj = reader.get(name("o_proj.weight"), shard=build.parallel.row())
+        self.o_proj = build.linear(reader.get(name("o_proj.weight"), shard=build.parallel.row()))
 
     def __call__(self, x: Tensor, batch: StepBatch, cache: CacheViews) -> Tensor:
         """x [T, D], normed, to [T, D]; advances the conv and recurrent states of every sequence in the batch."""
-        qkv, z, f_a, beta = linear(x, self.in_proj).split(self.split, dim=-1)
+        qkv, z, f_a, beta = self.in_proj(x).split(self.split, dim=-1)
         shape = (x.shape[0], self.heads, self.head_dim)
-        raw_gate = linear(f_a, self.f_b).view(shape)
-        out_gate = (z if self.g_b is None else linear(z, self.g_b)).view(shape)
+        raw_gate = self.f_b(f_a).view(shape)
+        out_gate = (z if self.g_b is None else self.g_b(z)).view(shape)
         conv, state = cache.conv[self.index], cache.state[self.index]
         inputs, split, outs = (qkv, raw_gate, beta, out_gate), batch.num_decodes, []
         if batch.decode:
@@ -68,4 +69,4 @@ class KDA:
             rows = inputs if batch.decode is None else tuple(t[split:] for t in inputs)
             spans = (batch.prefill.slots, batch.prefill.cu_seqlens, batch.prefill.has_state)
             outs.append(self.prefill(*rows, *self.prefill_weights, conv, state, *spans, self.lower_bound, self.eps))
-        return linear(outs[0] if len(outs) == 1 else torch.cat(outs), self.o_proj)
+        return self.o_proj(outs[0] if len(outs) == 1 else torch.cat(outs))

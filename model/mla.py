@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from k3hal.model.batch import CacheViews, StepBatch
 from k3hal.model.context import Build
@@ -38,19 +39,24 @@ class MLA:
             parts.append(("g_proj", self.heads * self.value))
         self.split = [n for _, n in parts[1:]]
         self.split = [first[1], self.rank, self.rope, *self.split[1:]]
-        self.in_proj = build.fuse_rows([name(p) for p, _ in parts], [n for _, n in parts], cfg.hidden_size)
+        fused = build.fuse_rows([name(p) for p, _ in parts], [n for _, n in parts], cfg.hidden_size)
+        self.in_proj = build.linear(fused)
         self.q_norm = reader.get(name("q_a_layernorm")) if cfg.q_lora_rank else None
-        self.q_b = reader.get(name("q_b_proj"), shard=column) if cfg.q_lora_rank else None
+        self.q_b = build.linear(reader.get(name("q_b_proj"), shard=column)) if cfg.q_lora_rank else None
         self.kv_norm = reader.get(name("kv_a_layernorm"))
         up = reader.get(name("kv_b_proj"), shard=column).view(self.heads, self.nope + self.value, self.rank)
         self.w_uk, self.w_uv = up[:, : self.nope], up[:, self.nope :]
-        self.o_proj = reader.get(name("o_proj"), shard=build.parallel.row())
+        # Decoding absorbs both into the query and the output, each in the layout its provider wants.
+        self.head_linear = build.ops.fn("head_linear", layer, "decode")
+        prepare = partial(build.ops.prepare, "head_linear", layer, "decode")
+        self.absorb, self.expand = prepare(weight=self.w_uk.mT)["weight"], prepare(weight=self.w_uv)["weight"]
+        self.o_proj = build.linear(reader.get(name("o_proj"), shard=build.parallel.row()))
 
     def __call__(self, x: Tensor, batch: StepBatch, cache: CacheViews) -> Tensor:
         """x [T, D], normed, to [T, D]; inserts the latents of every row before any is attended to."""
-        q, latent, k_pe, *gate = linear(x, self.in_proj).split(self.split, dim=-1)
+        q, latent, k_pe, *gate = self.in_proj(x).split(self.split, dim=-1)
         if self.q_b is not None:
-            q = linear(self.norm(q, self.q_norm, self.latent_eps, None), self.q_b)
+            q = self.q_b(self.norm(q, self.q_norm, self.latent_eps, None))
         q = q.view(x.shape[0], self.heads, self.nope + self.rope)
         kv = cache.kv[self.index]
         self.insert(self.norm(latent, self.kv_norm, self.latent_eps, None), k_pe, kv, batch.kv_rows)
@@ -64,13 +70,13 @@ class MLA:
         out = (outs[0] if len(outs) == 1 else torch.cat(outs)).flatten(1)
         if self.gate:
             out = self.gate(out, gate[0])
-        return linear(out, self.o_proj)
+        return self.o_proj(out)
 
     def _decode(self, q: Tensor, kv: Tensor, batch: StepBatch) -> Tensor:
         """Absorbed attention: queries go to latent space, and the latent result comes back up; [N, H, V]."""
         assert batch.decode is not None
         absorbed = torch.empty(q.shape[0], self.heads, self.rank + self.rope, dtype=q.dtype, device=q.device)
-        absorbed[..., : self.rank] = torch.bmm(q[..., : self.nope].transpose(0, 1), self.w_uk).transpose(0, 1)
+        absorbed[..., : self.rank] = self.head_linear(q[..., : self.nope], self.absorb)
         absorbed[..., self.rank :] = q[..., self.nope :]
         latent = self.decode(absorbed, kv, batch.decode.page_table, batch.decode.seq_lens, self.scale, self.rank)
-        return torch.bmm(latent.transpose(0, 1), self.w_uv.transpose(1, 2)).transpose(0, 1)
+        return self.head_linear(latent, self.expand)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from k3hal.model.context import Build
 
@@ -20,18 +19,28 @@ def activation(build: Build, layer: int) -> Callable[[Tensor], Tensor]:
     return lambda x: situ(x, beta, linear_beta)
 
 
-class MLP:
-    """A dense gated MLP: layer 0's, and the fused shared experts."""
+def mlp_weights(build: Build, layer: int, prefix: str, intermediate: int) -> tuple[Tensor, Tensor]:
+    """The fused [2 I, D] gate and up, and [D, I] down projections of a gated MLP."""
+    names = [build.layer_name(layer, f"{prefix}.{part}_proj.weight") for part in ("gate", "up", "down")]
+    local = build.parallel.local(intermediate)
+    gate_up = build.fuse_rows(names[:2], [local, local], build.cfg.hidden_size)
+    return gate_up, build.reader.get(names[2], shard=build.parallel.row())
 
-    def __init__(self, build: Build, layer: int, prefix: str, intermediate: int) -> None:
-        names = [build.layer_name(layer, f"{prefix}.{part}_proj.weight") for part in ("gate", "up", "down")]
-        local = build.parallel.local(intermediate)
+
+class MLP:
+    """A gated MLP: a dense layer's, or the fused shared experts'."""
+
+    def __init__(self, build: Build, layer: int, gate_up: Tensor, down: Tensor) -> None:
         self.act = activation(build, layer)
-        self.gate_up = build.fuse_rows(names[:2], [local, local], build.cfg.hidden_size)
-        self.down = build.reader.get(names[2], shard=build.parallel.row())
+        self.gate_up, self.down = build.linear(gate_up), build.linear(down)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return linear(self.act(linear(x, self.gate_up)), self.down)
+        return self.down(self.act(self.gate_up(x)))
+
+
+def dense_mlp(build: Build, layer: int) -> MLP:
+    """The MLP of a layer before `first_k_dense_replace`."""
+    return MLP(build, layer, *mlp_weights(build, layer, "mlp", build.cfg.intermediate_size))
 
 
 class MoE:
@@ -47,11 +56,10 @@ class MoE:
         self.routing = (cfg.top_k, cfg.renormalize, cfg.routed_scaling_factor)
         self.act = (cfg.activation, cfg.situ_beta, cfg.situ_linear_beta)
         # The router runs in fp32: near-tied experts must not be decided by bf16 rounding.
-        self.router = reader.get(name("gate.weight"), torch.float32)
+        self.router = build.linear(reader.get(name("gate.weight")), op="linear_fp32")
         self.bias = reader.get(name("gate.e_score_correction_bias"), torch.float32)
-        self.shared = MLP(
-            build, layer, "block_sparse_moe.shared_experts", cfg.num_shared_experts * cfg.moe_intermediate_size
-        )
+        shared_size = cfg.num_shared_experts * cfg.moe_intermediate_size
+        gate_up, down = mlp_weights(build, layer, "block_sparse_moe.shared_experts", shared_size)
         self.latent = cfg.latent_size is not None
         self.op = (
             "latent_moe" if self.latent else "moe_experts_mxfp4" if cfg.expert_format == "mxfp4" else "moe_experts"
@@ -62,21 +70,20 @@ class MoE:
             weights |= {"down_weight": reader.get(name("routed_expert_down_proj.weight"))}
             weights |= {"norm_weight": reader.get(name("routed_expert_norm.weight")) if cfg.latent_norm else None}
             weights |= {"up_weight": reader.get(name("routed_expert_up_proj.weight"))}
-            weights |= {"shared_gate_up": self.shared.gate_up, "shared_down": self.shared.down}
+            weights |= {"shared_gate_up": gate_up, "shared_down": down}
             weights |= {"w13_scale": weights.get("w13_scale"), "w2_scale": weights.get("w2_scale")}
-            self.extra = {"expert_format": cfg.expert_format, "eps": cfg.rms_norm_eps}
+            self.extra, self.shared = {"expert_format": cfg.expert_format, "eps": cfg.rms_norm_eps}, None
         else:
-            self.extra = {}
+            self.extra, self.shared = {}, MLP(build, layer, gate_up, down)
         self.weights = dict(build.ops.prepare(self.op, layer, "any", **weights))
 
     def __call__(self, x: Tensor) -> Tensor:
-        scores = linear(x.float(), self.router)
-        gate, ids = self.route(scores, self.bias, *self.routing)
+        gate, ids = self.route(self.router(x), self.bias, *self.routing)
         kind, beta, linear_beta = self.act
         out = self.experts(
             x, ids, gate, **self.weights, **self.extra, activation=kind, beta=beta, linear_beta=linear_beta
         )
-        return out if self.latent else out + self.shared(x)
+        return out if self.shared is None else out + self.shared(x)
 
 
 def _load_experts(build: Build, layer: int) -> dict[str, Tensor | None]:

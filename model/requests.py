@@ -15,7 +15,8 @@ def model_requests(cfg: ModelConfig, dtype: str, kv_dtype: str, tp: int = 1) -> 
     out = [
         OpRequest("embed", (), "any", {"dim": cfg.hidden_size}),
         OpRequest("rms_norm", (), "any", {"dim": cfg.hidden_size}),
-        OpRequest("lm_head", (), "any", {"dim": cfg.hidden_size}),
+        OpRequest("linear", (), "any", {"dim": cfg.hidden_size}),
+        OpRequest("linear_fp32", (), "any", {"dim": cfg.hidden_size}),
     ]
     if cfg.attn_res_block_size:
         dims: dict[str, DimValue] = {"dim": cfg.hidden_size, "block_size": cfg.attn_res_block_size}
@@ -43,6 +44,7 @@ def _attention(cfg: ModelConfig, layers: tuple[int, ...], kv_dtype: str, tp: int
         out += [OpRequest("kda_prefill", kda, "prefill", kda_dims), OpRequest("kda_decode", kda, "decode", kda_dims)]
     if mla:
         out.append(OpRequest("mla_cache_insert", mla, "any", mla_dims))
+        out.append(OpRequest("head_linear", mla, "decode", {"heads": cfg.num_heads // tp}))
         out += [OpRequest("mla_prefill", mla, "prefill", mla_dims), OpRequest("mla_decode", mla, "decode", mla_dims)]
         if cfg.mla_output_gate:
             out.append(OpRequest("sigmoid_gate", mla, "any", {"dim": cfg.num_heads // tp * cfg.v_head_dim}))

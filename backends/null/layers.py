@@ -18,9 +18,9 @@ def embed(ids: Tensor, weight: Tensor) -> Tensor:
     return weight.new_zeros(*ids.shape, weight.shape[1])
 
 
-@provides("lm_head", name="zeros", graph_safe=True)
-def lm_head(hidden: Tensor, weight: Tensor) -> Tensor:
-    return hidden.new_zeros(hidden.shape[0], weight.shape[0], dtype=torch.float32)
+@provides("linear_fp32", name="zeros", graph_safe=True)
+def linear_fp32(x: Tensor, weight: Tensor) -> Tensor:
+    return x.new_zeros(x.shape[0], weight.shape[0], dtype=torch.float32)
 
 
 @provides("attn_res_mix", name="zeros", graph_safe=True)
@@ -52,3 +52,13 @@ def situ_and_mul(x: Tensor, beta: float, linear_beta: float) -> Tensor:
 @provides("silu_and_mul", name="zeros", graph_safe=True)
 def silu_and_mul(x: Tensor) -> Tensor:
     return x.new_zeros(x.shape[0], x.shape[1] // 2)
+
+
+@provides("linear", name="zeros", graph_safe=True)
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    return x.new_zeros(x.shape[0], weight.shape[0])
+
+
+@provides("head_linear", name="zeros", graph_safe=True)
+def head_linear(x: Tensor, weight: Tensor) -> Tensor:
+    return x.new_zeros(*x.shape[:2], weight.shape[1])

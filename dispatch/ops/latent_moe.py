@@ -68,7 +68,8 @@ def latent_moe(
 
 
 def compose(parts: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """latent_moe from finer operators and plain GEMMs; `parts` holds those that `_needed` names."""
+    """latent_moe from finer operators; `parts` holds those that `_needed` names."""
+    project = parts["linear"]
 
     def latent_moe(
         x: Tensor,
@@ -89,7 +90,7 @@ def compose(parts: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
         linear_beta: float,
         eps: float,
     ) -> Tensor:
-        z, tail = linear(x, down_weight), (activation, beta, linear_beta)
+        z, tail = project(x, down_weight), (activation, beta, linear_beta)
         experts = parts[EXPERTS[expert_format]]
         if expert_format == "bf16":
             y = experts(z, ids, weights, w13, w2, *tail)
@@ -97,12 +98,12 @@ def compose(parts: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
             y = experts(z, ids, weights, w13, w13_scale, w2, w2_scale, *tail)
         if norm_weight is not None:
             y = parts["rms_norm"](y, norm_weight, eps)
-        hidden = linear(x, shared_gate_up)
+        hidden = project(x, shared_gate_up)
         if activation == "situ":
             hidden = parts["situ_and_mul"](hidden, beta, linear_beta)
         else:
             hidden = parts["silu_and_mul"](hidden)
-        return linear(y, up_weight) + linear(hidden, shared_down)
+        return project(y, up_weight) + project(hidden, shared_down)
 
     return latent_moe
 
@@ -118,6 +119,7 @@ def _needed(dims: Mapping[str, DimValue]) -> dict[str, dict[str, DimValue]]:
         EXPERTS[str(dims["expert_format"])]: {**shared, "hidden": latent},
         "situ_and_mul" if activation == "situ" else "silu_and_mul": {},
         "rms_norm": {"dim": latent},
+        "linear": {},
     }
 
 
@@ -215,7 +217,7 @@ OPERATOR = Operator(
         "w2_scale",
     ),
     invariants=("batch_composition", "lowering_equals_reference"),
-    lowers_to=(*EXPERTS.values(), "situ_and_mul", "silu_and_mul", "rms_norm"),
+    lowers_to=(*EXPERTS.values(), "situ_and_mul", "silu_and_mul", "rms_norm", "linear"),
     lowering=compose,
     parts=_needed,
 )

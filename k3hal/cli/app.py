@@ -25,13 +25,13 @@ class Verb(NamedTuple):
 
 
 VERBS: dict[str, Verb] = {
+    "serve": Verb("k3hal.cli.serve:serve", "Serve a model over an OpenAI-compatible HTTP API."),
+    "generate": Verb("k3hal.cli.generate:generate", "Continue a prompt, answer a chat, or answer a file of requests."),
+    "render": Verb("k3hal.cli.render:render", "Show the exact prompt a chat request becomes."),
     "model": Verb("k3hal.cli.model:app", "Make, show, list and check checkpoints."),
     "doctor": Verb("k3hal.cli.doctor:doctor", "Show this machine, its devices and versions, and what would run."),
-    "generate": Verb("k3hal.cli.generate:generate", "Continue a prompt, answer a chat, or answer a file of requests."),
-    "bench": Verb("k3hal.cli.bench:app", "Measure the engine and dispatch on this machine."),
     "op": Verb("k3hal.cli.op:app", "Operators: what runs them and why; compare, record, replay and bisect."),
-    "render": Verb("k3hal.cli.render:render", "Show the exact prompt a chat request becomes."),
-    "serve": Verb("k3hal.cli.serve:serve", "Serve a model over an OpenAI-compatible HTTP API."),
+    "bench": Verb("k3hal.cli.bench:app", "Measure the engine and dispatch on this machine."),
 }
 
 
@@ -57,10 +57,18 @@ def load_verb(name: str) -> Any:
         group = typer.main.get_group(target)
         group.no_args_is_help = True
         group.name = name
+        for command in group.commands.values():
+            command.short_help = _first_sentence(command.help or "")
         return group
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
     single.command(name)(target)
     return typer.main.get_command(single)
+
+
+def _first_sentence(text: str) -> str:
+    """What a list of commands shows of one, never cut off in the middle."""
+    first = " ".join(text.split("\n\n")[0].split())
+    return first.split(". ")[0].rstrip(".") + "."
 
 
 app = typer.Typer(cls=LazyGroup, rich_markup_mode=None, no_args_is_help=True)

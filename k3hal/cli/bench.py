@@ -25,7 +25,7 @@ Save = Annotated[
 @app.command("engine")
 def bench_engine(
     model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="Checkpoint directory; default: a small built-in one.")
+        str | None, typer.Argument(metavar="MODEL", help="Checkpoint directory; default: a small built-in one.")
     ] = None,
     dtype: DType = None,
     ops: Ops = None,

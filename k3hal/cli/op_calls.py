@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from k3hal.dispatch.call import PHASES, Call, DimValue, Phase
 from k3hal.dispatch.device import DeviceDescription
+from k3hal.dispatch.words import nearest
 from k3hal.errors import UsageError
 
 if TYPE_CHECKING:
@@ -64,7 +65,12 @@ def call_of(operator: Operator, device: DeviceDescription, dtype: str, phase: st
     """
     wanted = None if phase is None else _phase(phase)
     base, found = _known_dims(operator, requests_of(None, dtype, dtype, 1), wanted)
-    return Call(operator.name, device, dtype, wanted or found, {**base, **parse_dims(dims)})
+    asked = parse_dims(dims)
+    known = {*base, *(name for sample in operator.samples() for name in sample.dims)}
+    for name in asked:
+        if name not in known:
+            raise UsageError(f"--dims: {operator.name} has no dim {name!r}", hint=nearest(name, known))
+    return Call(operator.name, device, dtype, wanted or found, {**base, **asked})
 
 
 def _phase(word: str) -> Phase:

@@ -72,18 +72,11 @@ def compare(
             print_verdict(verdict)
     files = save_smallest(failures, how, save, lambda text: typer.echo(text, err=True))
     if as_json:
-        _print_json(op, how, verdicts, files)
+        _report(op, how, verdicts, files)
     else:
         for name, file in files.items():
             typer.echo(f"{name}: smallest failing case in {file}")
     return exit_code([verdict.status for verdict in verdicts])
-
-
-def _print_json(op: str, how: How, verdicts: Sequence[Verdict], files: Mapping[str, Path]) -> None:
-    results = [verdict.to_json() for verdict in verdicts]
-    saved = {provider: str(file) for provider, file in files.items()}
-    where = {"device": how.device.id, "against": how.against}
-    print_json("k3hal.op_compare/1", {"op": op, **where, "results": results, "saved": saved})
 
 
 def _verdicts(
@@ -99,3 +92,9 @@ def _verdicts(
         yield from compare_invariants(cases, providers, how, invariants)
     else:
         yield from compare_all(cases, providers, how)
+
+
+def _report(op: str, how: How, verdicts: list[Verdict], files: Mapping[str, Path]) -> None:
+    body = {"op": op, "device": how.device.id, "against": how.against}
+    rows = [verdict.to_json() for verdict in verdicts]
+    print_json("k3hal.op_compare/1", body | {"results": rows, "saved": {p: str(file) for p, file in files.items()}})

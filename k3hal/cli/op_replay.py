@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def replay(
-    cases: Annotated[list[Path], typer.Argument(metavar="CASE...", help="Files that compare, dump or bisect wrote.")],
+    cases: Annotated[list[Path], typer.Argument(metavar="CASE", help="Files that compare, dump or bisect wrote.")],
     provider: Annotated[
         str, typer.Option("--provider", metavar="P", help="An id, name or backend; reference, composed, current.")
     ] = "current",

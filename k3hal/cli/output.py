@@ -15,5 +15,10 @@ def print_json(schema: str, payload: Mapping[str, Any]) -> None:
 
     A verb prints its JSON once, when it has all of it, so that stdout is either one document or empty.
     """
-    json.dump({"schema": schema, **payload}, sys.stdout, ensure_ascii=False, indent=2, allow_nan=False)
-    sys.stdout.write("\n")
+    document = {"schema": schema, **payload}
+    text = json.dumps(document, ensure_ascii=False, indent=2, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a name that is not UTF-8 is shown by escapes
+        text = json.dumps(document, indent=2, allow_nan=False)
+    sys.stdout.write(text + "\n")

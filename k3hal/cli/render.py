@@ -15,8 +15,10 @@ from k3hal.errors import InputError
 
 
 def render(
-    file: Annotated[str, typer.Argument(help="A chat completion request body (JSON); - reads standard input.")],
-    tokenizer: Annotated[Path, typer.Option(help="Directory that holds tiktoken.model.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="A chat completion request body (JSON); - reads standard input.")
+    ],
+    tokenizer: Annotated[Path, typer.Option(metavar="DIR", help="Directory that holds tiktoken.model.")],
     as_json: Json = False,
 ) -> None:
     """Render a chat request to the prompt's text and token ids."""

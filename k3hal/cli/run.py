@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -30,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run `k3hal` with `argv` (default: the process's) and return its exit code; never raises for a user's mistake."""
     from k3hal.cli.app import app
 
+    _write_utf8()
     args = list(sys.argv[1:] if argv is None else argv)
     command = typer.main.get_command(app)
     if os.environ.get(_COMPLETION_VARIABLE):
@@ -49,6 +51,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001 - the last resort: a bug is reported, never shown raw
         return _crash(error, as_json=_wants_json(args))
     return code
+
+
+def _write_utf8() -> None:
+    """Let standard output take any text whatever the locale says, and the error stream even names that are no text."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace" if stream is sys.stderr else stream.errors)
 
 
 def _invoke(command: Any, args: list[str]) -> int:

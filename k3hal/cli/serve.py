@@ -36,11 +36,16 @@ def serve(
     model: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="Checkpoint directory; default: a small built-in one.")
     ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]")] = None,
-    port: Annotated[int | None, typer.Option(help="Port; 0 picks a free one.  [default: 8000]")] = None,
-    api_key: Annotated[list[str] | None, typer.Option(help="Key that /v1 requests must bear; may be repeated.")] = None,
+    host: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Address to listen on.  [default: 127.0.0.1]")
+    ] = None,
+    port: Annotated[int | None, typer.Option(metavar="N", help="Port; 0 picks a free one.  [default: 8000]")] = None,
+    api_key: Annotated[
+        list[str] | None, typer.Option(metavar="KEY", help="Key that /v1 requests must bear; may be repeated.")
+    ] = None,
     served_model_name: Annotated[
-        list[str] | None, typer.Option(help="Model id to answer to, may be repeated; default: the checkpoint's name.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Model id to answer to, may be repeated; default: the checkpoint's name."),
     ] = None,
     engine: Annotated[
         str | None, typer.Option(metavar="replay:FILE", help="Replay token ids instead of running a model.")

@@ -17,8 +17,29 @@ from k3hal.dispatch.operator import Operator
 from k3hal.dispatch.registry import get_operator
 from k3hal.dispatch.select import Decision
 
-Weights = dict[Place, Mapping[str, Any]]
-"""Weight arguments as they were read, by place: what a case holds instead of a provider's layout."""
+
+class Weights:
+    """Finds another layout of weights by the one a call brings: as they were read, or as another provider wants them.
+
+    By identity, since one place may be called with many weights. A provider may fold several arguments into one and
+    leave None for the rest, so all weights of a call are looked up together. Both layouts live as long as this.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[Place, int], tuple[Any, Mapping[str, Any]]] = {}
+
+    def remember(self, place: Place, prepared: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+        """Calls at `place` that bring `prepared` are to get `wanted`."""
+        for value in prepared.values():
+            if value is not None:
+                self._groups[place, id(value)] = (value, wanted)
+
+    def of(self, place: Place, operator: Operator, named: Mapping[str, Any]) -> dict[str, Any]:
+        """The wanted weight arguments of a call; empty where none were laid out at load."""
+        for name in operator.weights:
+            if found := self._groups.get((place, id(named[name]))):
+                return {weight: found[1][weight] for weight in operator.weights if weight in found[1]}
+        return {}
 
 
 class Site:
@@ -71,7 +92,7 @@ class Site:
 
         `before` is what `mutated_rows` gave ahead of the call, where the call has already run; else empty.
         """
-        cut = compact(self.op, {**named, **self._read_weights(named)})
+        cut = compact(self.op, {**named, **self._weights.of(self.place, self.operator, named)})
         args = GuardedCopy(cut).args
         for name, rows in before.items():
             args[name][... if self._index is None else args[self._index[1]].long()] = rows.to("cpu")
@@ -94,10 +115,6 @@ class Site:
         cut = compact(self.op, named)
         outputs = named_outputs(self.operator, returned, cut)
         return {name: value.detach().to("cpu", copy=True) for name, value in outputs.items()}
-
-    def _read_weights(self, named: Mapping[str, Any]) -> dict[str, Any]:
-        read = self._weights.get(self.place, {})
-        return {name: read[name] for name in self.operator.weights if name in read and name in named}
 
 
 _READ_AND_WRITTEN: Mapping[str, tuple[str, ...]] = {

@@ -42,7 +42,7 @@ class Recorder:
         self._bytes = 0
         self._stopped = False
         self._fired_in = -1
-        self._weights: Weights = {}
+        self._weights = Weights()
         self._last_join: Any = None
         self._joins = 0
         self._pending: list[tuple[Site, Any, Any, Mapping[str, Tensor], Any]] = []
@@ -56,8 +56,7 @@ class Recorder:
         return self._counted(fn) if op == place.op == "step_metadata" else fn
 
     def prepared(self, place: Place, decision: Decision, given: Mapping[str, Any], prepared: Mapping[str, Any]) -> None:
-        if any(prepared[name] is not value for name, value in given.items()):
-            self._weights[place] = dict(given)
+        self._weights.remember(place, prepared, given)
 
     def finish(self) -> None:
         """Look at the last step, which no further step follows."""

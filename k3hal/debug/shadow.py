@@ -50,7 +50,7 @@ class Shadow:
 
     def __init__(self, spec: ShadowSpec) -> None:
         self.spec = spec
-        self._weights: Weights = {}
+        self._weights = Weights()
 
     def bound(self, place: Place, decision: Decision, fn: Callable[..., Any]) -> Callable[..., Any]:
         if not fnmatchcase(decision.call.op, self.spec.ops):
@@ -71,8 +71,7 @@ class Shadow:
         return shadowed
 
     def prepared(self, place: Place, decision: Decision, given: Mapping[str, Any], prepared: Mapping[str, Any]) -> None:
-        if any(prepared[name] is not value for name, value in given.items()):
-            self._weights[place] = dict(given)
+        self._weights.remember(place, prepared, given)
 
     def _compare(self, site: Site, args: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
         numbers = judge(site.operator, args, outputs, golden(site.operator, args))

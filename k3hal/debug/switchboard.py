@@ -50,8 +50,8 @@ class Switchboard:
         self.only_stage: str | None = None
         self.capture: Place | None = None
         self.captured: Captured = []
-        self._weights: Weights = {}
-        self._good_weights: dict[Place, Mapping[str, Any]] = {}
+        self._weights = Weights()
+        self._good_weights = Weights()
         self._decisions: dict[Place, Decision] = {}
         self._parts: dict[Place, dict[str, Callable[..., Any]]] = {}
 
@@ -67,13 +67,14 @@ class Switchboard:
         def switched(*args: Any, **kwargs: Any) -> Any:
             if place in self.bad and self.only_stage in (None, self.stage):
                 return self._captured(line, args, kwargs) if place == self.capture else fn(*args, **kwargs)
-            return line.good(**{**line.site.named(args, kwargs), **self._good_weights.get(place, {})})
+            named = line.site.named(args, kwargs)
+            return line.good(**{**named, **self._good_weights.of(place, line.site.operator, named)})
 
         return switched
 
     def prepared(self, place: Place, decision: Decision, given: Mapping[str, Any], prepared: Mapping[str, Any]) -> None:
-        self._weights[place] = dict(given)
-        self._good_weights[place] = dict(self._decisions[place].prepare(**given))
+        self._weights.remember(place, prepared, given)
+        self._good_weights.remember(place, prepared, self._decisions[place].prepare(**given))
 
     def _captured(self, line: Line, args: Any, kwargs: Any) -> Any:
         named = line.site.named(args, kwargs)

@@ -76,6 +76,8 @@ def _read_line(text: bytes, number: int, path: str, settings: GenerateSettings) 
         asked = value.get("custom_id", custom_id)
         if not isinstance(asked, str) or not asked:
             raise RequestError(f"custom_id must be a text that is not empty, got {asked!r}")
+        if not _is_unicode(asked):
+            raise RequestError(f"custom_id {asked!r} is not valid Unicode")
         custom_id = asked
         endpoint, body = _request(value)
     except (ValueError, RecursionError) as error:
@@ -114,3 +116,12 @@ def _endpoint(body: Mapping[str, Any], url: Any) -> Endpoint:
     if url in (CHAT, COMPLETION):
         return url
     raise RequestError(f"url must be {CHAT} or {COMPLETION}, got {url!r}")
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a text has a UTF-8 form: JSON's escapes can spell half a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

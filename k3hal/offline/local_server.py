@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -76,7 +77,9 @@ class LocalServer:
     async def _call(
         self, endpoint: Endpoint, body: Mapping[str, Any], send: Callable[[Message], Awaitable[None]]
     ) -> None:
-        pending: list[Message] = [{"type": "http.request", "body": orjson.dumps(body), "more_body": False}]
+        # The standard module writes whatever a body holds, so that it is the server that refuses it.
+        data = json.dumps(body).encode()
+        pending: list[Message] = [{"type": "http.request", "body": data, "more_body": False}]
         started = False
 
         async def receive() -> Message:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -91,12 +92,12 @@ def _raise_if_error(answer: Mapping[str, Any]) -> None:
 
 def _text(value: str) -> str:
     """A flag's text; `-` reads it from standard input."""
-    if value != "-":
-        return value
+    source = "standard input" if value == "-" else "the text"
+    data = sys.stdin.buffer.read() if value == "-" else os.fsencode(value)
     try:
-        return sys.stdin.buffer.read().decode("utf-8")
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(f"standard input is not UTF-8 text: {error.reason} at byte {error.start}") from None
+        raise InputError(f"{source} is not UTF-8: {error.reason} at byte {error.start}") from None
 
 
 def _read_messages(path: Path) -> dict[str, Any]:

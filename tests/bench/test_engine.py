@@ -81,11 +81,11 @@ def test_a_wrong_weight_shows_as_a_difference(kimi_linear_dir: Path) -> None:
     prompts = engine.draw_prompts(2, 9, built.tokenizer.special_base, 0)
     right = peer.run(prompts, 5).tokens
     with torch.inference_mode():
-        built.runner.model.layers[2].attention.o_proj.mul_(-1)  # pyright: ignore[reportAttributeAccessIssue]
+        built.runner.model.embedding.mul_(-1)  # pyright: ignore[reportAttributeAccessIssue]
     ours = Ours(built)
     assert ours.run(prompts, 5).tokens != right
     with torch.inference_mode():
-        ours._model.layers[2].attention.o_proj.mul_(-1)  # pyright: ignore[reportAttributeAccessIssue]
+        ours._model.embedding.mul_(-1)  # pyright: ignore[reportAttributeAccessIssue]
     assert ours.run(prompts, 5).tokens == right
 
 

@@ -34,7 +34,7 @@ def _json(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> Any:
 def test_rates_follow_from_cost_and_time(capsys: pytest.CaptureFixture[str]) -> None:
     data = _json(capsys, "rms_norm", "--sample", "plain", "--dtype", "float32")
     assert data["schema"] == "k3hal.op_bench/1"
-    assert {row["provider"] for row in data["results"]} == {"cpu.rows", "reference"}
+    assert {row["provider"] for row in data["results"]} >= {"cpu.rows", "reference"}
     limits = data["ceilings"]["float32"]
     for row in data["results"]:
         assert row["status"] == "Pass"

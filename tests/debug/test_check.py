@@ -18,6 +18,7 @@ from k3hal.debug.golden import golden
 from k3hal.debug.memory import GuardedCopy, PoisonedEmpty, byte_span, same_bytes
 from k3hal.debug.target import Target, find_target, peer_of
 from k3hal.debug.verdict import Verdict, exit_code
+from k3hal.dispatch.call import Call
 from k3hal.dispatch.describe import describe
 from k3hal.dispatch.errors import DispatchError, UsageError
 from k3hal.dispatch.ops.rms_norm import rms_norm
@@ -32,9 +33,10 @@ _counter = itertools.count()
 def test_reference_and_cpu_provider_pass_their_first_samples(op: str) -> None:
     operator, cpu = get_operator(op), probe("cpu")
     small = (case for case in sample_cases(operator) if case.nbytes < 2e6)
-    targets = [Target.reference(operator), *(Target.of(p) for p in default_registry().of(op) if p.backend == "cpu")]
     for case in itertools.islice(small, 2):
-        for target in targets:
+        call = Call(op, cpu, case.dtype, case.phase, case.dims)
+        claimed = [p for p in default_registry().of(op) if p.backend == "cpu" and p.answer(call)]
+        for target in (Target.reference(operator), *map(Target.of, claimed)):
             verdict = check(case, target, peer=peer_of(case, target, cpu))
             assert verdict.ok, verdict
 
@@ -164,8 +166,8 @@ def test_copies_keep_strides_offsets_and_shared_memory() -> None:
 
 def test_targets_are_found_by_every_name_and_refused_with_reasons(case_of: MakeCase) -> None:
     case, cpu = case_of("kda_decode", "one", "float32"), probe("cpu")
-    (provider,) = (p for p in default_registry().of("kda_decode") if p.backend == "cpu")
-    for name in (provider.id, provider.name, "cpu", "current"):
+    provider = next(p for p in default_registry().of("kda_decode") if p.answer(case.call(cpu)))
+    for name in (provider.id, provider.name, provider.backend, "current"):
         assert find_target(case, name, cpu).id == provider.id
     assert find_target(case, "composed", cpu).fn is not provider.fn
     assert find_target(case, "reference", cpu).fn is get_operator("kda_decode").reference

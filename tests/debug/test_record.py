@@ -12,7 +12,7 @@ import torch
 
 from k3hal.cli import main
 from k3hal.debug import shadow_figures
-from k3hal.debug.capture import Site
+from k3hal.debug.capture import Site, Weights
 from k3hal.debug.case_file import load_case
 from k3hal.debug.check import check
 from k3hal.debug.dump_spec import parse_dump
@@ -205,7 +205,7 @@ def test_finite_sums_and_overflowing_ones() -> None:
 
 def test_a_site_names_positional_and_default_arguments() -> None:
     decision = _decision("kda_decode", {"heads": 2, "head_dim": 128, "conv_width": 4, "bounded": True})
-    site = Site(Place("kda_decode", 0, "decode"), decision, {})
+    site = Site(Place("kda_decode", 0, "decode"), decision, Weights())
     names = list(get_operator("kda_decode").parameters)
     assert list(site.named(range(len(names) - 1), {names[-1]: 9}).values()) == [*range(len(names) - 1), 9]
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from k3hal.llm import LLM
-from k3hal.model.write import write_preset
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -19,14 +18,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="session")
-def nano_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Preset nano, seed 0. Read-only by agreement."""
-    target = tmp_path_factory.mktemp("engine") / "nano"
-    write_preset("nano", target)
-    return target
 
 
 @pytest.fixture(scope="session")

@@ -60,6 +60,7 @@ def test_both_forms_name_their_endpoint_and_take_the_flags_under_their_own_field
         ([1], "line-1", "not a JSON object"),
         ({"custom_id": 3, "prompt": "x"}, "line-1", "custom_id must be a text that is not empty, got 3"),
         ({"custom_id": "", "prompt": "x"}, "line-1", "custom_id must be a text that is not empty, got ''"),
+        ('{"custom_id": "\\ud800", "prompt": "x"}', "line-1", "custom_id '\\ud800' is not valid Unicode"),
         ({"custom_id": "a", "body": {"prompt": "x"}, "sed": 1}, "a", "unknown field 'sed' beside body"),
         ({"custom_id": "a", "body": "x"}, "a", "body must be a JSON object"),
         ({"method": "GET", "body": {"prompt": "x"}}, "line-1", "method must be POST, got 'GET'"),

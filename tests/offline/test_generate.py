@@ -102,7 +102,12 @@ REQUESTS = [
     {"custom_id": "chat", "body": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}},
     *({"prompt": f"Number {number}"} for number in range(6)),
 ]
-BAD = [{"prompt": "x", "temperature": -1}, {"prompt": "x", "model": "other"}, {"messages": [{"role": "cook"}]}]
+BAD = [
+    {"prompt": "x", "temperature": -1},
+    {"prompt": "x", "model": "other"},
+    {"messages": [{"role": "cook"}]},
+    {"prompt": "half a character \ud83d"},
+]
 
 
 class Batch:
@@ -158,12 +163,13 @@ def test_lines_that_fail_are_recorded_and_can_be_retried(run: Run, tmp_path: Pat
     assert answers["line-8"] == "temperature must be in [0, 100], got -1"
     assert "the model 'other' does not exist" in answers["line-9"]
     assert "messages[0].role" in answers["line-10"]
-    assert answers["line-11"].startswith(f"{batch.input} line 11: not JSON")
+    assert "no low surrogate" in answers["line-11"]
+    assert answers["line-12"].startswith(f"{batch.input} line 12: not JSON")
     content = batch.output.read_bytes()
-    assert "11 done before, 0 now, 4 failed" in run(*batch.flags, code=1).err
+    assert "12 done before, 0 now, 5 failed" in run(*batch.flags, code=1).err
     assert batch.output.read_bytes() == content
     assert "answers another request with custom_id 'line-8'" in _changed(run, batch, code=4).err
-    assert "7 done before, 4 now, 3 failed" in run(*batch.flags, "--retry-failed", code=1).err
+    assert "7 done before, 5 now, 4 failed" in run(*batch.flags, "--retry-failed", code=1).err
     assert len(batch.answers["line-8"]) and "temperature" not in batch.answers["line-8"]
 
 

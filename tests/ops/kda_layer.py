@@ -11,24 +11,34 @@ import torch
 from torch import Tensor
 
 from k3hal.dispatch import Call, DeviceDescription
+from k3hal.dispatch.overrides import parse_overrides
 from k3hal.dispatch.registry import default_registry, get_operator
 from k3hal.dispatch.sampling_inputs import int32, offsets, poison
 from k3hal.dispatch.select import Selector
 
 CPU = DeviceDescription(id="cpu", vendor="cpu", arch="x86_64", present=True)
-KINDS = ("reference", "cpu")
+KINDS = ("reference", "cpu", "portable")
 PROJECTIONS = ("qkv", "raw_gate", "beta_logits", "out_gate")
 HEADS, DIM, WIDTH = 2, 32, 4
 CHANNELS = 3 * HEADS * DIM
 
 
+def _portable(op: str) -> str:
+    return next(p.id for p in default_registry().of(op) if p.backend == "cpu" and p.name != "native")
+
+
 @cache
 def bound(op: str, kind: str, dtype: str = "float32") -> Callable[..., Any]:
-    """The reference, or what selection binds on a CPU, taking weights as the contract lays them out."""
+    """The reference, what selection binds on this CPU, or (portable) on one that our own kernels do not run on.
+
+    Takes weights as the contract lays them out.
+    """
     operator = get_operator(op)
     if kind == "reference":
         return operator.reference
-    decision = Selector(default_registry(), fallback="warn").decide(Call(op, CPU, dtype))
+    registry = default_registry()
+    overrides = parse_overrides("" if kind == "cpu" else f"{op}={_portable(op)}", "test", registry)
+    decision = Selector(registry, overrides, fallback="warn").decide(Call(op, CPU, dtype))
 
     def run(**args: Any) -> Any:
         return decision.function()(**{**args, **decision.prepare(**{w: args[w] for w in operator.weights})})

@@ -16,22 +16,30 @@ from torch import Tensor
 
 from k3hal.backends.cpu import mla_decode as cpu_decode
 from k3hal.backends.cpu import mla_prefill as cpu_prefill
+from k3hal.dispatch import Call
 from k3hal.dispatch.ops import mla_decode as decode_op
 from k3hal.dispatch.ops import mla_prefill as prefill_op
 from k3hal.dispatch.ops._paged import MlaShape
 from k3hal.dispatch.ops.mla_cache_insert import mla_cache_insert
 from k3hal.dispatch.registry import default_registry
 
+from .kda_layer import CPU
+
 SHAPE = MlaShape()
 Fn = Callable[..., Any]
 
 
-def _cpu(op: str) -> Fn:
-    return next(p.fn for p in default_registry().of(op) if p.backend == "cpu")
+def _each(argument: str, reference: Fn) -> Any:
+    """The reference and every CPU provider of its operator that this machine runs."""
+    op = reference.__name__
+    runs = [p for p in default_registry().of(op) if p.backend == "cpu" and p.answer(Call(op, CPU, "float32"))]
+    return pytest.mark.parametrize(
+        argument, [reference, *(p.fn for p in runs)], ids=["reference", *(p.name for p in runs)]
+    )
 
 
-PREFILL = pytest.mark.parametrize("prefill", [prefill_op.mla_prefill, _cpu("mla_prefill")], ids=["reference", "cpu"])
-DECODE = pytest.mark.parametrize("decode", [decode_op.mla_decode, _cpu("mla_decode")], ids=["reference", "cpu"])
+INSERT = _each("insert", mla_cache_insert)
+PREFILL, DECODE = _each("prefill", prefill_op.mla_prefill), _each("decode", decode_op.mla_decode)
 
 
 def _generator(seed: int = 0) -> torch.Generator:
@@ -162,7 +170,7 @@ def test_extreme_scores_stay_finite() -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("insert", [mla_cache_insert, _cpu("mla_cache_insert")], ids=["reference", "cpu"])
+@INSERT
 @pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 def test_insert_writes_its_rows_only(insert: Fn, kv_dtype: torch.dtype) -> None:
     g = _generator()
@@ -180,7 +188,8 @@ def test_insert_writes_its_rows_only(insert: Fn, kv_dtype: torch.dtype) -> None:
     assert torch.equal(cache.float().view(24, 10), expected)
 
 
-def test_inserted_rows_are_what_prefill_reads() -> None:
+@INSERT
+def test_inserted_rows_are_what_prefill_reads(insert: Fn) -> None:
     """Filling the cache in two steps through a page table gives one attention."""
     whole = _whole(11)
     pages = whole["page_table"][0, :3].long()
@@ -188,7 +197,7 @@ def test_inserted_rows_are_what_prefill_reads() -> None:
     entries = whole["kv_cache"][pages].flatten(0, 1)[:11]
     cache = torch.full_like(whole["kv_cache"], torch.nan)
     for part in (slice(0, 5), slice(5, 11)):
-        _cpu("mla_cache_insert")(entries[part, : SHAPE.kv_lora], entries[part, SHAPE.kv_lora :], cache, rows[part])
+        insert(entries[part, : SHAPE.kv_lora], entries[part, SHAPE.kv_lora :], cache, rows[part])
     expected = cpu_prefill.mla_prefill(**whole)
     whole["kv_cache"] = cache
     assert torch.equal(cpu_prefill.mla_prefill(**whole), expected)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from k3hal.backends.cpu import _expert_sum
+from k3hal.dispatch.call import Call
 from k3hal.dispatch.ops import latent_moe as latent_op
 from k3hal.dispatch.ops._experts import Routing, activation_arguments, routed_inputs
 from k3hal.dispatch.ops.latent_moe import EXPERT_WEIGHTS
@@ -19,21 +20,35 @@ from k3hal.dispatch.ops.moe_experts_int4 import int4_dequantize
 from k3hal.dispatch.ops.moe_route import moe_route
 from k3hal.dispatch.ops.mx_dequantize import mx_dequantize
 from k3hal.dispatch.ops.situ_and_mul import situ_and_mul
+from k3hal.dispatch.probe import probe
+from k3hal.dispatch.provider import Provider
 from k3hal.dispatch.registry import default_registry, get_operator
 
 Fn = Callable[..., Any]
 ROUTING = Routing("test", 1, 12, 3, 64, 32, "float32", ())
 OPS = {"bf16": "moe_experts", "mxfp4": "moe_experts_mxfp4", "int4": "moe_experts_int4"}
-IMPLEMENTATIONS = [(f, "reference") for f in OPS] + [("bf16", "cpu"), ("mxfp4", "cpu")]
-EXPERTS = pytest.mark.parametrize(("fmt", "backend"), IMPLEMENTATIONS, ids=lambda v: str(v))
 
 
-def _cpu(op: str) -> Fn:
-    return next(p.fn for p in default_registry().of(op) if p.backend == "cpu")
+def _cpu(op: str) -> list[Provider]:
+    """The CPU providers this machine can run."""
+    call = Call(op, probe("cpu"), "float32", "any", {})
+    return [p for p in default_registry().of(op) if p.backend == "cpu" and p.answer(call)]
 
 
-def _function(fmt: str, backend: str) -> Fn:
-    return get_operator(OPS[fmt]).reference if backend == "reference" else _cpu(OPS[fmt])
+CPU = [(fmt, provider.name) for fmt in ("bf16", "mxfp4") for provider in _cpu(OPS[fmt])]
+EXPERTS = pytest.mark.parametrize(("fmt", "name"), [*((f, "reference") for f in OPS), *CPU], ids=lambda v: str(v))
+
+
+def _function(fmt: str, name: str) -> Fn:
+    """The reference or a provider, laying its weights out anew at each call."""
+    operator = get_operator(OPS[fmt])
+    if name == "reference":
+        return operator.reference
+    provider = next(p for p in _cpu(OPS[fmt]) if p.name == name)
+    prepare = provider.prepare
+    if prepare is None:
+        return provider.fn
+    return lambda **given: provider.fn(**given | prepare(**{w: given[w] for w in operator.weights}))
 
 
 def _inputs(fmt: str, seed: int = 0, **changes: Any) -> dict[str, Any]:
@@ -46,8 +61,8 @@ def _close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @EXPERTS
-def test_a_row_does_not_depend_on_its_batch(fmt: str, backend: str) -> None:
-    fn, batch = _function(fmt, backend), _inputs(fmt, tokens=40)
+def test_a_row_does_not_depend_on_its_batch(fmt: str, name: str) -> None:
+    fn, batch = _function(fmt, name), _inputs(fmt, tokens=40)
     together = fn(**batch)
     order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
     moved = {name: batch[name][order] for name in ("x", "ids", "weights")}
@@ -58,16 +73,16 @@ def test_a_row_does_not_depend_on_its_batch(fmt: str, backend: str) -> None:
 
 
 @EXPERTS
-def test_the_order_of_choices_does_not_matter(fmt: str, backend: str) -> None:
-    fn, batch = _function(fmt, backend), _inputs(fmt, tokens=5)
+def test_the_order_of_choices_does_not_matter(fmt: str, name: str) -> None:
+    fn, batch = _function(fmt, name), _inputs(fmt, tokens=5)
     turned = {name: batch[name].flip(1) for name in ("ids", "weights")}
     _close(fn(**(batch | turned)), fn(**batch))
 
 
 @EXPERTS
-def test_negative_ids_add_up_as_shards_do(fmt: str, backend: str) -> None:
+def test_negative_ids_add_up_as_shards_do(fmt: str, name: str) -> None:
     """Expert parallelism: masks that split the choices sum to the whole."""
-    fn, batch = _function(fmt, backend), _inputs(fmt, tokens=9)
+    fn, batch = _function(fmt, name), _inputs(fmt, tokens=9)
     lower = batch["ids"].masked_fill(batch["ids"] >= 6, -1)
     upper = batch["ids"].masked_fill(batch["ids"] < 6, -3)
     _close(fn(**(batch | {"ids": lower})) + fn(**(batch | {"ids": upper})), fn(**batch))
@@ -75,8 +90,8 @@ def test_negative_ids_add_up_as_shards_do(fmt: str, backend: str) -> None:
 
 @EXPERTS
 @pytest.mark.parametrize("tokens", [1, 6])
-def test_padding_rows_are_zero_and_never_read(fmt: str, backend: str, tokens: int) -> None:
-    fn, batch = _function(fmt, backend), _inputs(fmt, tokens=tokens)
+def test_padding_rows_are_zero_and_never_read(fmt: str, name: str, tokens: int) -> None:
+    fn, batch = _function(fmt, name), _inputs(fmt, tokens=tokens)
     batch["ids"][-1], batch["x"][-1], batch["weights"][-1] = -1, torch.nan, torch.nan
     out = fn(**batch)
     assert out.isfinite().all()
@@ -91,12 +106,15 @@ def test_padding_rows_are_zero_and_never_read(fmt: str, backend: str, tokens: in
     kind=st.sampled_from(["spread", "one", "negative"]),
     activation=st.sampled_from(["situ", "silu"]),
     dtype=st.sampled_from(["float32", "bfloat16"]),
-    fmt=st.sampled_from(["bf16", "mxfp4"]),
+    case=st.sampled_from(CPU),
     seed=st.integers(0, 99),
 )
-def test_cpu_experts_equal_the_reference(fmt: str, seed: int, experts: int, top_k: int, **changes: Any) -> None:
+def test_cpu_experts_equal_the_reference(
+    case: tuple[str, str], seed: int, experts: int, top_k: int, **changes: Any
+) -> None:
+    fmt, name = case
     batch = _inputs(fmt, seed, experts=experts, top_k=min(top_k, experts), **changes)
-    expected, actual = _function(fmt, "reference")(**batch), _function(fmt, "cpu")(**batch)
+    expected, actual = _function(fmt, "reference")(**batch), _function(fmt, name)(**batch)
     assert actual.dtype == expected.dtype
     # Both are fp32 inside: in bf16 they may differ by one unit in the last place where a value is near a half.
     rounding = 1e-5 if changes["dtype"] == "float32" else 2**-7
@@ -105,16 +123,17 @@ def test_cpu_experts_equal_the_reference(fmt: str, seed: int, experts: int, top_
 
 def test_many_tokens_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = _inputs("bf16", tokens=37)
-    whole = _function("bf16", "cpu")(**batch)
+    whole = _function("bf16", "sorted")(**batch)
     monkeypatch.setattr(_expert_sum, "MAX_ELEMENTS", 5 * 3 * 4 * 64)
-    _close(_function("bf16", "cpu")(**batch), whole)
+    _close(_function("bf16", "sorted")(**batch), whole)
 
 
-def test_an_odd_intermediate_size_runs() -> None:
+@pytest.mark.parametrize("name", [name for fmt, name in CPU if fmt == "bf16"])
+def test_an_odd_intermediate_size_runs(name: str) -> None:
     batch = _inputs("bf16", tokens=4, inner=9, hidden=17)
-    _close(_function("bf16", "cpu")(**batch), _function("bf16", "reference")(**batch))
-    one = {name: batch[name][:1] for name in ("x", "ids", "weights")}
-    _close(_function("bf16", "cpu")(**(batch | one)), _function("bf16", "reference")(**(batch | one)))
+    _close(_function("bf16", name)(**batch), _function("bf16", "reference")(**batch))
+    one = batch | {part: batch[part][:1] for part in ("x", "ids", "weights")}
+    _close(_function("bf16", name)(**one), _function("bf16", "reference")(**one))
 
 
 def test_quantised_formats_are_their_dequantised_experts() -> None:
@@ -133,11 +152,17 @@ def test_int4_values() -> None:
 
 def test_one_token_by_hand() -> None:
     """y = weight * w2 silu(g) u with everything one-dimensional."""
-    w13, w2 = torch.tensor([[[2.0], [3.0]]]), torch.tensor([[[5.0]]])
-    arguments = (torch.tensor([[1.5]]), torch.tensor([[0]]).int(), torch.tensor([[0.25]]), w13, w2, "silu", 4.0, 25.0)
+    batch = {
+        "x": torch.tensor([[1.5]]),
+        "ids": torch.tensor([[0]]).int(),
+        "weights": torch.tensor([[0.25]]),
+        "w13": torch.tensor([[[2.0], [3.0]]]),
+        "w2": torch.tensor([[[5.0]]]),
+    }
     expected = 0.25 * 5.0 * (3.0 / (1 + torch.exp(torch.tensor(-3.0)))) * 4.5
-    for fn in (_function("bf16", "reference"), _function("bf16", "cpu")):
-        torch.testing.assert_close(fn(*arguments)[0, 0], expected)
+    for name in ("reference", *(name for fmt, name in CPU if fmt == "bf16")):
+        out = _function("bf16", name)(**batch, activation="silu", beta=4.0, linear_beta=25.0)
+        torch.testing.assert_close(out[0, 0], expected)
 
 
 def test_situ_caps_both_halves() -> None:
@@ -150,7 +175,8 @@ def test_situ_caps_both_halves() -> None:
     torch.testing.assert_close(out[3], expected)
 
 
-ROUTE = pytest.mark.parametrize("route", [moe_route, _cpu("moe_route")], ids=["reference", "cpu"])
+ROUTES = {"reference": moe_route} | {provider.name: provider.fn for provider in _cpu("moe_route")}
+ROUTE = pytest.mark.parametrize("route", ROUTES.values(), ids=ROUTES.keys())
 
 
 @ROUTE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -153,6 +154,21 @@ def test_an_unknown_variable_names_the_nearest(
     assert (
         capsys.readouterr().err == "k3hal: error: unknown environment variable K3HAL_OP (did you mean 'K3HAL_OPS'?)\n"
     )
+
+
+def test_any_text_can_be_printed_whatever_the_locale(verb: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    verb(lambda: print("Grüße, 世界"))
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="ascii"))
+    assert main(["probe"]) == 0
+    assert printed.getvalue().decode() == "Grüße, 世界\n"
+
+
+def test_json_shows_a_name_that_is_not_utf8_by_escapes(verb: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    verb(_raiser(errors.UsageError("no folder 'm\udcff'")))
+    assert main(["probe", "--json"]) == 4
+    out = capsys.readouterr().out
+    assert out.isascii() and json.loads(out)["errors"][0]["message"] == "no folder 'm\udcff'"
 
 
 def _run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:

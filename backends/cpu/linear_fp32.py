@@ -1,4 +1,4 @@
-"""The output head on CPU, from weights kept in fp32."""
+"""Products with an fp32 result on CPU, from weights kept in fp32."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _widen(weight: Tensor) -> Mapping[str, Tensor]:
     return {"weight": weight.float()}
 
 
-@provides("lm_head", name="fp32", prepare=_widen)
-def lm_head(hidden: Tensor, weight: Tensor) -> Tensor:
+@provides("linear_fp32", name="fp32", prepare=_widen)
+def linear_fp32(x: Tensor, weight: Tensor) -> Tensor:
     """See the operator; `weight` is fp32."""
-    return linear(hidden.float(), weight)
+    return linear(x.float(), weight)

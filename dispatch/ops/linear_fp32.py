@@ -1,4 +1,4 @@
-"""The output head: hidden states to logits."""
+"""A matrix product with an fp32 result: router scores and logits."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from k3hal.dispatch.operator import Cost, Operator, Sample
 from k3hal.dispatch.sampling_inputs import ACTIVATION_DTYPES, randn, spread
 
 
-def lm_head(hidden: Tensor, weight: Tensor) -> Tensor:
-    """`hidden weight^T` as fp32 logits [R, V].
+def linear_fp32(x: Tensor, weight: Tensor) -> Tensor:
+    """`x weight^T` as fp32, [T, R].
 
-    hidden [R, D] (rows may be strided) and weight [V, D] in the activation dtype. fp32 accumulation and an fp32 result
-    that is never rounded to bf16 on the way: at bf16's spacing the best tokens of a large vocabulary tie. Source:
-    k3_architecture §4.4.
+    x [T, D] (rows may be strided) and weight [R, D] in the activation dtype. fp32 accumulation and a result that is
+    never rounded to bf16 on the way: at bf16's spacing near-tied experts swap, and the best tokens of a large
+    vocabulary tie. Source: k3_architecture §4.4, §5.1.
     """
-    return hidden.float() @ weight.float().T
+    return x.float() @ weight.float().T
 
 
-def _cost(hidden: Tensor, weight: Tensor) -> Cost:
-    rows, vocab = hidden.shape[0], weight.shape[0]
-    return Cost(flops=2.0 * rows * weight.numel(), bytes=float(hidden.nbytes + weight.nbytes + 4 * rows * vocab))
+def _cost(x: Tensor, weight: Tensor) -> Cost:
+    rows, vocab = x.shape[0], weight.shape[0]
+    return Cost(flops=2.0 * rows * weight.numel(), bytes=float(x.nbytes + weight.nbytes + 4 * rows * vocab))
 
 
 def _samples() -> Iterator[Sample]:
@@ -41,16 +41,16 @@ def _samples() -> Iterator[Sample]:
             def make(
                 gen: Generator, s: Any = (rows, dim, vocab), strided: bool = strided, dtype: str = dtype
             ) -> dict[str, Any]:
-                hidden = randn(gen, s[0], s[1], dtype=dtype)
+                x = randn(gen, s[0], s[1], dtype=dtype)
                 weight = randn(gen, s[2], s[1], dtype=dtype, scale=s[1] ** -0.5)
-                return {"hidden": spread(hidden) if strided else hidden, "weight": weight}
+                return {"x": spread(x) if strided else x, "weight": weight}
 
             yield Sample(name, make, {"dim": dim}, dtype, tags=tags)
 
 
 OPERATOR = Operator(
-    reference=lm_head,
-    family="head",
+    reference=linear_fp32,
+    family="linear",
     outputs={"out": "fp32"},
     samples=_samples,
     cost=_cost,

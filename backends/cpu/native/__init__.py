@@ -1,0 +1,1 @@
+"""CPU kernels in C++, compiled for this machine's processor on first use."""
