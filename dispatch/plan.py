@@ -10,8 +10,9 @@ from k3hal.dispatch.call import Call, DimValue, Phase
 from k3hal.dispatch.device import DeviceDescription
 from k3hal.dispatch.errors import PlanError
 from k3hal.dispatch.evidence import level_of
+from k3hal.dispatch.observe import Place, observers
 from k3hal.dispatch.policy import warn_of_fallbacks
-from k3hal.dispatch.select import Decision, Selector
+from k3hal.dispatch.select import Around, Decision, Selector
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +56,32 @@ class DispatchPlan:
 
 
 class BoundOps:
-    """Looks up bound operators while a model is built; nothing here runs per call."""
+    """Looks up bound operators while a model is built; nothing here runs per call.
+
+    The observers in force when it is made see what it binds (`dispatch/observe.py`).
+    """
 
     def __init__(self, plan: DispatchPlan) -> None:
-        self._decisions: dict[tuple[str, int | None, str], Decision] = {}
-        self._functions: dict[tuple[str, int | None, str], Callable[..., Any]] = {}
+        self._decisions: dict[tuple[str, int | None, Phase], Decision] = {}
+        self._functions: dict[tuple[str, int | None, Phase], Callable[..., Any]] = {}
+        self._observers = observers()
         for entry in plan.entries:
             function = entry.decision.function()
             for layer in entry.request.layers or (None,):
                 key = (entry.request.op, layer, entry.request.phase)
                 if key in self._decisions:
                     raise PlanError(f"two plan entries for {key[0]} in layer {layer}, phase {key[2]}")
+                if self._observers:
+                    function = entry.decision.function(self._around(Place(*key)))
                 self._decisions[key], self._functions[key] = entry.decision, function
+
+    def _around(self, place: Place) -> Around:
+        def around(decision: Decision, fn: Callable[..., Any]) -> Callable[..., Any]:
+            for observer in self._observers:
+                fn = observer.bound(place, decision, fn)
+            return fn
+
+        return around
 
     def fn(self, op: str, layer: int | None = None, phase: Phase = "any") -> Callable[..., Any]:
         """The function to call for an operator in a layer: the provider's own, with nothing around it."""
@@ -74,10 +89,16 @@ class BoundOps:
 
     def prepare(self, op: str, layer: int | None = None, phase: Phase = "any", **weights: Any) -> Mapping[str, Any]:
         """The operator's weight arguments in the layout its chosen provider wants."""
-        return self._decisions[self._key(op, layer, phase)].prepare(**weights)
+        key = self._key(op, layer, phase)
+        decision = self._decisions[key]
+        prepared = decision.prepare(**weights)
+        for observer in self._observers:
+            observer.prepared(Place(*key), decision, weights, prepared)
+        return prepared
 
-    def _key(self, op: str, layer: int | None, phase: Phase) -> tuple[str, int | None, str]:
-        for key in ((op, layer, phase), (op, None, phase)):
+    def _key(self, op: str, layer: int | None, phase: Phase) -> tuple[str, int | None, Phase]:
+        keys: tuple[tuple[str, int | None, Phase], ...] = ((op, layer, phase), (op, None, phase))
+        for key in keys:
             if key in self._functions:
                 return key
         raise PlanError(f"the plan has no entry for {op} in layer {layer}, phase {phase}")

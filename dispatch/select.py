@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from k3hal.dispatch.call import Call, No, Yes
 from k3hal.dispatch.errors import BackendError, DispatchError
@@ -15,6 +15,7 @@ from k3hal.dispatch.provider import Provider
 from k3hal.dispatch.registry import Registry, get_operator
 
 FallbackPolicy = Literal["strict", "warn"]
+Around: TypeAlias = "Callable[[Decision, Callable[..., Any]], Callable[..., Any]]"
 REFERENCE, COMPOSED = "reference", "composed"
 LEFT_OVER = "fallback warn"
 """The policy line of a reference that nobody asked for."""
@@ -57,15 +58,20 @@ class Decision:
         """Whether any part of this runs the reference."""
         return self.provider == REFERENCE or any(part.reference for part in self.parts.values())
 
-    def function(self) -> Callable[..., Any]:
-        """The callable to bind: the provider's own function, the reference, or a composition of parts."""
+    def function(self, around: Around | None = None) -> Callable[..., Any]:
+        """The callable to bind: the provider's own function, the reference, or a composition of parts.
+
+        `around`, for debugging, may replace it and the function of every part.
+        """
         if self.chosen:
-            return self.chosen.fn
-        operator = get_operator(self.call.op)
-        if self.provider == REFERENCE:
-            return operator.reference
-        assert operator.lowering is not None
-        return operator.lowering({name: part.function() for name, part in self.parts.items()})
+            fn = self.chosen.fn
+        elif self.provider == REFERENCE:
+            fn = get_operator(self.call.op).reference
+        else:
+            lowering = get_operator(self.call.op).lowering
+            assert lowering is not None
+            fn = lowering({name: part.function(around) for name, part in self.parts.items()})
+        return around(self, fn) if around else fn
 
     def prepare(self, **weights: Any) -> Mapping[str, Any]:
         """The weight arguments in the layout the chosen provider wants; as given where it asks for nothing.

@@ -20,6 +20,10 @@ class Variable(NamedTuple):
 
 VARIABLES: dict[str, Variable] = {
     "K3HAL_DEBUG": Variable("1 shows the traceback behind an error.", ("0", "1")),
+    "K3HAL_DUMP": Variable(
+        'Record operator calls: "ops=GLOB,when=nonfinite|diverge|sample:1/N|step:N,dir=DIR,max_gb=G".'
+    ),
+    "K3HAL_SHADOW": Variable('Run references beside providers: "GLOB[:rate]", such as "kda_*:0.01".'),
     "K3HAL_OPS": Variable('Provider overrides as in --ops, such as "kda_decode=triton,mla_*=flashinfer".'),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from k3hal.debug.arm import armed
 from k3hal.dispatch.words import nearest
 from k3hal.engine.build import BuiltEngine, build_engine
 from k3hal.engine.interface import EngineOutput, EngineRequest
@@ -45,7 +47,9 @@ class LLM:
         **options: Any,
     ) -> None:
         name = None if model is None else str(model)
-        self._built: BuiltEngine | None = build_engine(name, device=device, dtype=dtype, ops=ops, plan=plan, **options)
+        self._built: BuiltEngine | None = None
+        with armed(os.environ):
+            self._built = build_engine(name, device=device, dtype=dtype, ops=ops, plan=plan, **options)
         self._calls = 0
 
     def generate(

@@ -30,7 +30,7 @@ VERBS: dict[str, Verb] = {
     "render": Verb("k3hal.cli.render:render", "Show the exact prompt a chat request becomes."),
     "model": Verb("k3hal.cli.model:app", "Make, show, list and check checkpoints."),
     "doctor": Verb("k3hal.cli.doctor:doctor", "Show this machine, its devices and versions, and what would run."),
-    "op": Verb("k3hal.cli.op:app", "Operators: list and probe, plan and explain."),
+    "op": Verb("k3hal.cli.op:app", "Operators: what runs them and why; compare, record, replay and bisect."),
     "bench": Verb("k3hal.cli.bench:app", "Measure the engine and dispatch on this machine."),
 }
 

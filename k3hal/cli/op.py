@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from k3hal.cli.common import DType, Json, KvCacheDType, Ops, Plan
+from k3hal.cli.op_bench import bench
+from k3hal.cli.op_bisect import bisect
 from k3hal.cli.op_compare import compare
+from k3hal.cli.op_dump import dump
 from k3hal.cli.op_replay import replay
 from k3hal.cli.op_run import run_operator
 from k3hal.cli.output import print_json
@@ -25,7 +28,10 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Operators: what runs them, and whether it is right.")
 app.command("run")(run_operator)
 app.command("compare")(compare)
+app.command("dump")(dump)
 app.command("replay")(replay)
+app.command("bisect")(bisect)
+app.command("bench")(bench)
 
 AnyDevice = Annotated[
     str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda:1, rocm, npu, or a described one (mi355x).")

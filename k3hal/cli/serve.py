@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -90,9 +91,11 @@ def _build(settings: ServeSettings) -> ServerState:
         engine, tokenizer = _replay(settings)
         name = "replay"
     else:
+        from k3hal.debug.arm import armed
         from k3hal.engine.build import build_engine
 
-        built = build_engine(settings.model, **settings.engine_options())
+        with armed(os.environ):
+            built = build_engine(settings.model, **settings.engine_options())
         engine, tokenizer, name = built.engine, built.tokenizer, built.model_name
         defaults = dict(built.generation_defaults)
     config = ServerConfig(

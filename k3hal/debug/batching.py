@@ -49,6 +49,9 @@ BATCHING: Mapping[str, Batching] = {
         _KDA_IN, ("slots",), spans="width", sequence_outputs=("u", "k", "gate", "conv_in"), row_outputs=("out",)
     ),
     "latent_moe": _ROUTED,
+    "head_linear": Batching(("x",)),
+    "linear": Batching(("x",)),
+    "linear_fp32": Batching(("x",)),
     "mla_cache_insert": Batching(("latent", "k_pe", "rows"), row_outputs=()),
     "mla_decode": Batching(("q",), ("page_table", "seq_lens")),
     "mla_prefill": Batching(("q",), ("page_table", "context_lens"), spans="cu_seqlens"),

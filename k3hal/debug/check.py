@@ -34,7 +34,8 @@ def check(
     wanted = golden(operator, case.args) if expected is None else expected
     try:
         run = execute(operator, target, case.args)
-        problems = [*run.problems, *_contract_problems(operator, case, run)]
+        aliased, strided = _layout_problems(operator, case, run)
+        problems = [*run.problems, *aliased]
         if repeat and target.deterministic:
             again = execute(operator, target, case.args)
             problems += [f"two runs differ in {name}" for name in run.outputs if _differs(name, run, again)]
@@ -43,8 +44,11 @@ def check(
     peer_outputs = execute(operator, peer, case.args).outputs if peer else None
     tensors = judge(operator, case.args, run.outputs, wanted, peer_outputs)
     statuses: list[Status] = [t.status for t in tensors]
-    status = "Fail" if problems else worst(statuses)
-    return Verdict(case.op, target.id, case.id, status, tuple(problems), tensors, run.seconds)
+    if problems:
+        statuses.append("Fail")
+    if strided:
+        statuses.append("QualityWarning")
+    return Verdict(case.op, target.id, case.id, worst(statuses), (*problems, *strided), tensors, run.seconds)
 
 
 def describe(error: BaseException) -> str:
@@ -57,11 +61,12 @@ def _differs(name: str, run: Execution, again: Execution) -> bool:
     return name not in again.outputs or not same_bytes(run.outputs[name], again.outputs[name])
 
 
-def _contract_problems(operator: Operator, case: Case, run: Execution) -> list[str]:
-    """Returned tensors that lie in an argument's memory or have a strided last axis where the reference's do not."""
+def _layout_problems(operator: Operator, case: Case, run: Execution) -> tuple[list[str], list[str]]:
+    """Returned tensors that lie in an argument's memory, and those with a strided last axis, where the reference's do
+    not. The first will be overwritten; the second are right, and slow or worse for whoever reads rows."""
     suspects = {*run.aliases, *(name for name in run.outputs if name not in {*run.dense, *operator.mutates})}
     if not suspects:
-        return []
+        return [], []
     plain = execute(operator, Target.reference(operator), case.args, poisoned=False)
-    out = [f"{n} lies in the memory of {a}" for n, a in run.aliases.items() if n not in plain.aliases]
-    return out + [f"{n} has a strided last axis" for n in suspects & plain.dense if n not in run.dense]
+    aliased = [f"{n} lies in the memory of {a}" for n, a in run.aliases.items() if n not in plain.aliases]
+    return aliased, [f"{n} has a strided last axis" for n in sorted(suspects & plain.dense - run.dense)]

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import orjson
 from starlette.types import ASGIApp, Message
 
+from k3hal.debug.arm import armed
 from k3hal.engine.build import build_engine
 from k3hal.offline.settings import Endpoint, GenerateSettings
 from k3hal.serve.app import create_app
@@ -116,7 +118,8 @@ class LocalServer:
 @contextlib.asynccontextmanager
 async def local_server(settings: GenerateSettings) -> AsyncIterator[LocalServer]:
     """The model of `settings` behind a local server, closed at the end. Raises what loading it raises."""
-    built = build_engine(settings.model, **settings.engine_options(), max_queue=_UNLIMITED)
+    with armed(os.environ):
+        built = build_engine(settings.model, **settings.engine_options(), max_queue=_UNLIMITED)
     config = ServerConfig(
         model_names=(settings.served_model_name or built.model_name,),
         generation_defaults=dict(built.generation_defaults),

@@ -11,6 +11,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from k3hal.debug import shadow_figures
 from k3hal.engine.interface import Engine, RequestTiming
 
 _OURS, _COMPAT = "k3hal_", "vllm:"
@@ -20,7 +21,14 @@ _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
 _LABELS = ("model_name", "engine")
 
 # Without a counterpart in vLLM.
-_ONLY_OURS = ("k3hal_ready", "k3hal_client_disconnects", "k3hal_parser_recoveries", "k3hal_engine_steps")
+_ONLY_OURS = (
+    "k3hal_shadow_compared",
+    "k3hal_shadow_diverged",
+    "k3hal_ready",
+    "k3hal_client_disconnects",
+    "k3hal_parser_recoveries",
+    "k3hal_engine_steps",
+)
 
 
 class Metrics:
@@ -32,6 +40,7 @@ class Metrics:
         self._compat = compat
         self.ready = False
         self._registry.register(_EngineFigures(engine, self))
+        self._registry.register(_ShadowFigures())
 
         def seconds(name: str, text: str) -> Histogram:
             return self._histogram(name, text, _SECONDS)
@@ -167,6 +176,25 @@ class _EngineFigures(Collector):
             for name, (text, value) in table.items():
                 family = kind(_OURS + name, text, labels=_LABELS)
                 family.add_metric(values, value)
+                yield family
+
+
+class _ShadowFigures(Collector):
+    """What `K3HAL_SHADOW` has found in this process, by operator; nothing where it shadows nothing."""
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        tables = {
+            "shadow_compared": ("Operator calls compared with their reference.", shadow_figures.compared),
+            "shadow_diverged": ("Operator calls that diverged from their reference.", shadow_figures.diverged),
+        }
+        for name, (text, table) in tables.items():
+            if shadow_figures.compared:
+                family = CounterMetricFamily(_OURS + name, text, labels=("op",))
+                for op in shadow_figures.compared:
+                    family.add_metric([op], table[op])
                 yield family
 
 

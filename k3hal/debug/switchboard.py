@@ -1,0 +1,84 @@
+"""A live model each of whose operators can be switched, place by place, between two sets of providers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from k3hal.debug.capture import Site, Weights
+from k3hal.debug.case import Case
+from k3hal.debug.target import Target
+from k3hal.dispatch.observe import Place
+from k3hal.dispatch.select import Decision, Selector
+
+Captured = list[tuple[Case, dict[str, Tensor]]]
+
+
+@dataclass(slots=True)
+class Line:
+    """One switched place: its site, the function bound there (`bad`), the other one, and the bound parts by name."""
+
+    site: Site
+    bad: Callable[..., Any]
+    good: Callable[..., Any]
+    good_provider: str
+    parts: Mapping[str, Callable[..., Any]]
+
+    @property
+    def target(self) -> Target:
+        """What is bound here, to run cases with; weights laid out as its decision says."""
+        decision = self.site.decision
+        return replace(Target.decided(decision, decision.call.device.torch_device), fn=self.bad)
+
+
+class Switchboard:
+    """The observer of a model built with the bad providers. `good` decides what runs wherever `bad` says no.
+
+    `bad` are the places that run what was bound; everything else runs the good function. `stage` is set by whoever
+    drives the model; under `only_stage` a bad place is bad in that stage alone. `capture` names a place whose bad
+    calls are kept.
+    """
+
+    def __init__(self, good: Selector) -> None:
+        self._good = good
+        self.lines: dict[Place, Line] = {}
+        self.bad: Collection[Place] = ()
+        self.stage = ""
+        self.only_stage: str | None = None
+        self.capture: Place | None = None
+        self.captured: Captured = []
+        self._weights = Weights()
+        self._good_weights = Weights()
+        self._decisions: dict[Place, Decision] = {}
+        self._parts: dict[Place, dict[str, Callable[..., Any]]] = {}
+
+    def bound(self, place: Place, decision: Decision, fn: Callable[..., Any]) -> Callable[..., Any]:
+        if decision.call.op != place.op:
+            self._parts.setdefault(place, {})[decision.call.op] = fn
+            return fn
+        chosen = self._decisions[place] = self._good.decide(decision.call)
+        line = Line(Site(place, decision, self._weights), fn, chosen.function(), chosen.provider, {})
+        line.parts = self._parts.get(place, {})
+        self.lines[place] = line
+
+        def switched(*args: Any, **kwargs: Any) -> Any:
+            if place in self.bad and self.only_stage in (None, self.stage):
+                return self._captured(line, args, kwargs) if place == self.capture else fn(*args, **kwargs)
+            named = line.site.named(args, kwargs)
+            return line.good(**{**named, **self._good_weights.of(place, line.site.operator, named)})
+
+        return switched
+
+    def prepared(self, place: Place, decision: Decision, given: Mapping[str, Any], prepared: Mapping[str, Any]) -> None:
+        self._weights.remember(place, prepared, given)
+        self._good_weights.remember(place, prepared, self._decisions[place].prepare(**given))
+
+    def _captured(self, line: Line, args: Any, kwargs: Any) -> Any:
+        named = line.site.named(args, kwargs)
+        case = line.site.case(named, {"stage": self.stage}, {})
+        returned = line.bad(*args, **kwargs)
+        self.captured.append((case, line.site.outputs(returned, named)))
+        return returned

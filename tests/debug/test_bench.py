@@ -1,0 +1,99 @@
+"""`op bench`: verified before timed, against ceilings measured in the same run, drawn on request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from k3hal.cli import main
+from k3hal.debug import bench
+from k3hal.debug.bench import Ceilings, bench_cases
+from k3hal.debug.case import Case
+from k3hal.debug.verdict import Verdict
+from k3hal.dispatch.probe import probe
+
+MakeCase = Callable[..., Case]
+
+
+@pytest.fixture(autouse=True)
+def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ceilings in milliseconds instead of a second."""
+    monkeypatch.setattr(bench, "_COPY_BYTES", {"cpu": 1 << 20})
+    monkeypatch.setattr(bench, "_MATMUL", {"cpu": 64})
+
+
+def _json(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> Any:
+    assert main(["op", "bench", *args, "--device", "cpu", "--seconds", "0.02", "--json"]) == code
+    return json.loads(capsys.readouterr()[0])
+
+
+def test_rates_follow_from_cost_and_time(capsys: pytest.CaptureFixture[str]) -> None:
+    data = _json(capsys, "rms_norm", "--sample", "plain", "--dtype", "float32")
+    assert data["schema"] == "k3hal.op_bench/1"
+    assert {row["provider"] for row in data["results"]} >= {"cpu.rows", "reference"}
+    limits = data["ceilings"]["float32"]
+    for row in data["results"]:
+        assert row["status"] == "Pass"
+        assert row["bytes_per_s"] == pytest.approx(row["bytes"] / row["seconds"])
+        least = max(row["flops"] / limits["flops_per_s"], row["bytes"] / limits["bytes_per_s"])
+        assert row["roofline"] == pytest.approx(least / row["seconds"])
+        assert row["spread"] >= 1
+
+
+def test_an_output_that_fails_is_never_timed(case_of: MakeCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = case_of("rms_norm", "plain", "float32")
+    wrong = Verdict("rms_norm", "cpu.rows", case.id, "Fail", ("wrong",))
+    monkeypatch.setattr(bench, "compare_one", lambda *args, **kwargs: wrong)
+    monkeypatch.setattr(bench, "_seconds", lambda *args: pytest.fail("it was timed"))
+    (timing,) = bench_cases([case], ["cpu"], probe("cpu"), {"float32": Ceilings(1e9, 1e9, "float32", 1)}, 0.01)
+    assert timing.seconds is None
+    assert timing.to_json()["seconds"] is None
+
+
+def test_the_table_shows_the_share_of_the_roofline(capsys: pytest.CaptureFixture[str]) -> None:
+    args = [
+        "op",
+        "bench",
+        "silu_and_mul",
+        "--tag",
+        "tiny",
+        "--dtype",
+        "float32",
+        "--device",
+        "cpu",
+        "--seconds",
+        "0.02",
+    ]
+    assert main(args) == 0
+    first, *rows = capsys.readouterr()[0].splitlines()
+    assert "measured now" in first
+    assert rows
+    assert all("% of the roofline" in row for row in rows)
+
+
+def test_the_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs k3hal[plot]")
+    data = _json(capsys, "rms_norm", "--sample", "plain", "--plot", str(tmp_path / "roof"))
+    png, svg = map(Path, data["plots"])
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in svg.read_text("utf-8")
+    assert main(["op", "bench", "embed", "--sample", "repeats", "--device", "cpu", "--plot", str(tmp_path / "x")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("rms_norm", "--seconds", "0"), "--seconds is 0"),
+        (("rms_norm", "--provider", "cpuu", "--sample", "plain"), "no provider is called 'cpuu'"),
+        (("rms_nrom",), "unknown operator"),
+    ],
+)
+def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], args: tuple[str, ...], message: str) -> None:
+    assert main(["op", "bench", *args, "--device", "cpu", "--json"]) == 4
+    _, err = capsys.readouterr()
+    assert message in err
+    assert len(err.splitlines()) == 1
