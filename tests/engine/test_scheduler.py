@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
-import torch
 
-from k3hal.engine.batch import build_batch
 from k3hal.engine.interface import EngineRequest
-from k3hal.engine.step_plan import StepPlan, StepResult
 from k3hal.errors import QueueFullError, RequestError
 from k3hal.sampling_params import SamplingParams
 
@@ -180,25 +175,3 @@ def test_stats_count_prompts_once_however_often_they_run() -> None:
     assert stats.preemptions > 0
     assert (stats.prompt_tokens, stats.generation_tokens, stats.cached_prompt_tokens) == (20, 160, 0)
     assert (stats.num_running, stats.num_waiting, stats.kv_usage) == (0, 0, 0.0)
-
-
-def test_a_step_of_64_sequences_costs_little_beside_the_model() -> None:
-    """Scheduling, building the batch and reporting, all but the operator that fills it: a model's step takes longer."""
-    harness = Harness(num_runs=700, max_num_seqs=64, max_num_batched_tokens=64)
-    spans: list[float] = []
-
-    class NoModel:
-        def execute(self, plan: StepPlan) -> StepResult:
-            numbers = torch.zeros(plan.num_tokens, dtype=torch.int64)
-            ends = torch.zeros(plan.num_seqs + 1, dtype=torch.int32)
-            build_batch(plan, lambda *_: (numbers, numbers, ends, ends[1:]), 4, torch.device("cpu"))
-            return StepResult(plan.epoch, [2] * plan.sampled.size)
-
-    harness.core.runner = NoModel()
-    for i in range(64):
-        harness.add(f"r{i}", [2], SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True))
-    while harness.core.has_work:
-        start = time.perf_counter()
-        harness.step()
-        spans.append(time.perf_counter() - start)
-    assert min(spans[:50]) < 3e-3, f"{min(spans[:50]) * 1e3:.1f} ms"
