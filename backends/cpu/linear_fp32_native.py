@@ -6,10 +6,12 @@ from torch import Tensor
 
 from k3hal.backends.cpu.linear_native import packed, product
 from k3hal.backends.cpu.native.library import supported
+from k3hal.backends.cpu.native.packing import Packed
 from k3hal.dispatch import provides
 
 
 @provides("linear_fp32", name="native", priority=60, supports=supported, prepare=packed)
 def linear_fp32(x: Tensor, weight: Tensor) -> Tensor:
     """See the operator; `weight` is `Packed`."""
-    return product(x, weight)  # type: ignore[arg-type]
+    assert isinstance(weight, Packed)
+    return product(x, weight)

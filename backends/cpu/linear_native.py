@@ -43,4 +43,5 @@ def packed(weight: Tensor) -> Mapping[str, Any]:
 @provides("linear", name="native", priority=60, supports=supported, prepare=packed)
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """See the operator; `weight` is `Packed`."""
-    return product(x, weight).to(x.dtype)  # type: ignore[arg-type]
+    assert isinstance(weight, Packed)
+    return product(x, weight).to(x.dtype)

@@ -34,10 +34,9 @@ def compiler() -> str | None:
 
 
 def supported(call: Call) -> Answer:
-    """Whether this machine can compile and run the kernels. They are written for 64-byte vectors of 32 registers."""
-    del call
+    """Whether the kernels run on the call's machine, and compile here. They are written for 64-byte vectors."""
     reasons = []
-    if "avx512f" not in cpu_features():
+    if "avx512f" not in call.device.features:
         reasons.append("needs AVX-512")
     if compiler() is None:
         reasons.append("needs a C++ compiler (g++, or the one CXX names)")
