@@ -71,7 +71,8 @@ class KdaCase:
     """One set of sequences. Slots default to distinct ones in no order, `has_state` to True for each.
 
     `gate` says where the decays lie: `usual`, `open` (near 0), `closed` (at the bound; about -50 a token without
-    one) or `mixed` (both, token by token). `padding` rows follow the last sequence.
+    one) or `mixed` (both, token by token). `padding` rows follow the last sequence. `scale` is that of q, k and
+    v: where it is small, the L2 norm's epsilon decides.
     """
 
     name: str
@@ -84,6 +85,7 @@ class KdaCase:
     gate: str = "usual"
     strided: bool = False
     padding: int = 0
+    scale: float = 1.0
     tags: frozenset[str] = frozenset({"tiny"})
 
     @property
@@ -119,6 +121,7 @@ PREFILL_CASES = (
     KdaCase("gates_mixed", (65, 33), gate="mixed", tags=_HARD),
     KdaCase("unbounded_strong", (70,), gate="closed", lower_bound=None, tags=_HARD),
     KdaCase("unbounded_mixed", (130,), gate="mixed", lower_bound=None, tags=_HARD),
+    KdaCase("faint", (5, 1), scale=2e-4, tags=_HARD),
     KdaCase("head_dim_128", (20,), heads=1, head_dim=128, tags=_EDGE),
     *(KdaCase(f"k3_heads_{h}", (1000, 1, 257), heads=h, **_K3) for h in (6, 12, 96)),
 )
@@ -135,6 +138,7 @@ DECODE_CASES = (
     KdaCase("gates_at_bound", (1,) * 2, gate="closed", tags=_HARD),
     KdaCase("unbounded", (1,) * 3, lower_bound=None, tags=_EDGE),
     KdaCase("unbounded_strong", (1,) * 3, lower_bound=None, gate="closed", tags=_HARD),
+    KdaCase("faint", (1,) * 3, scale=2e-4, tags=_HARD),
     KdaCase("head_dim_128", (1,) * 2, heads=1, head_dim=128, tags=_EDGE),
     *(KdaCase(f"k3_heads_{h}_batch_{n}", (1,) * n, heads=h, **_K3) for h in (6, 12, 96) for n in (1, 17)),
 )
@@ -146,6 +150,7 @@ VERIFY_CASES = (
     KdaCase("null_slots", (4,) * 4, slots=(0, 3, 0, 1), strided=True, tags=_HARD),
     KdaCase("gates_at_bound", (8,) * 2, gate="closed", tags=_HARD),
     KdaCase("unbounded_strong", (5,) * 2, gate="closed", lower_bound=None, tags=_HARD),
+    KdaCase("faint", (4,) * 2, scale=2e-4, tags=_HARD),
     *(KdaCase(f"k3_heads_{h}", (8,) * 17, heads=h, **_K3) for h in (6, 12, 96)),
 )
 """For operators over draft tokens: the same count for every sequence."""
@@ -185,7 +190,7 @@ def projection_inputs(gen: Generator, case: KdaCase, dtype: str) -> dict[str, An
     """`qkv`, `raw_gate`, `beta_logits` and `out_gate` of a case, with its strides and padding rows."""
     rows, heads, dim = sum(case.lengths), case.heads, case.head_dim
     made = {
-        "qkv": randn(gen, rows, 3 * heads * dim, dtype=dtype),
+        "qkv": randn(gen, rows, 3 * heads * dim, dtype=dtype, scale=case.scale),
         "raw_gate": _raw_gate(gen, case, rows).to(DTYPES[dtype]),
         "beta_logits": randn(gen, rows, heads, dtype=dtype, scale=2.0),
         "out_gate": randn(gen, rows, heads, dim, dtype=dtype),
@@ -210,7 +215,7 @@ def weight_inputs(gen: Generator, case: KdaCase) -> dict[str, Tensor]:
 def cache_inputs(gen: Generator, case: KdaCase, dtype: str) -> dict[str, Tensor]:
     """`conv_state`, `state` and `slots`. The null slot and every slot that holds no state yet are poisoned."""
     count, heads, dim = max(case.slot_ids) + 2, case.heads, case.head_dim
-    conv_state = randn(gen, count, 3, 3 * heads * dim, dtype=dtype)
+    conv_state = randn(gen, count, 3, 3 * heads * dim, dtype=dtype, scale=case.scale)
     state = randn(gen, count, heads, dim, dim, scale=0.3)
     stale = [slot for slot, has in zip(case.slot_ids, case.states, strict=True) if not has]
     for slot in (0, *stale):
@@ -238,9 +243,9 @@ def recurrence_inputs(gen: Generator, case: KdaCase, dtype: str) -> dict[str, Te
     else:
         g = case.lower_bound * torch.sigmoid(raw)
     made = {
-        "q": randn(gen, rows, heads, dim, dtype=dtype),
-        "k": randn(gen, rows, heads, dim, dtype=dtype),
-        "v": randn(gen, rows, heads, dim, dtype=dtype),
+        "q": randn(gen, rows, heads, dim, dtype=dtype, scale=case.scale),
+        "k": randn(gen, rows, heads, dim, dtype=dtype, scale=case.scale),
+        "v": randn(gen, rows, heads, dim, dtype=dtype, scale=case.scale),
         "g": g,
         "beta": torch.sigmoid(randn(gen, rows, heads, scale=2.0)),
     }
