@@ -16,7 +16,7 @@ from k3hal.dispatch.registry import get_operator, operator_names
 
 SHAPES: tuple[ShapeClass, ...] = ("tiny", "edge", "adversarial", "k3")
 DTYPES = ("float32", "bfloat16")
-HOSTILE = "</script><img src=x onerror=\"window.broken='yes'\"><!-- {{data}} \u2028 & 'quoted' \ud83d\ude00"
+HOSTILE = "</script><img src=x onerror=\"window.broken='yes'\"><!-- {{data}} \u2028 & 'quoted' \U0001f600"
 PROVIDERS = ("cpu.native", "cpu.library", "triton.fused", "nvidia.flashinfer")
 
 
@@ -64,7 +64,7 @@ def hostile_report() -> dict[str, Any]:
     mine = CheckResult(f"op{HOSTILE}", HOSTILE, HOSTILE, "tiny", HOSTILE, HOSTILE, "sample", "Fail", 0.1, (HOSTILE,))
     tensor = TensorNumbers(HOSTILE, HOSTILE, "Fail", problem=HOSTILE).to_json()
     check = mine.to_json() | {"tensors": [tensor], "case_file": f"cases/{HOSTILE}", "waiver": HOSTILE}
-    check |= {"status": HOSTILE, "kind": f"invariant:{HOSTILE}", "shape_class": HOSTILE}
+    check |= {"kind": f"invariant:{HOSTILE}", "shape_class": HOSTILE}
     provider = _provider(mine.op, mine.provider, []) | {"level": HOSTILE, "arch": HOSTILE, "refusals": [HOSTILE]}
     texts = dict.fromkeys(("product", "version", "commit", "created"), HOSTILE)
     words = dict.fromkeys(("id", "op", "provider", "case", "expires", "used"), HOSTILE)
@@ -76,7 +76,7 @@ def hostile_report() -> dict[str, Any]:
         "selection": dict.fromkeys(("backend", "device", "ops", "quick"), HOSTILE),
         "must_pass": {"hash": HOSTILE, "count": HOSTILE},
         "providers": [provider, *report["providers"]],
-        "checks": [check, check | {"status": "Fail"}, *report["checks"]],
+        "checks": [check, *report["checks"]],
         "end_to_end": [dict.fromkeys(("preset", "dtype", "top1", "kl_mean", "status", "plan"), HOSTILE)],
         "waivers": [words | {"issue": f"javascript:window.broken='yes'//{HOSTILE}"}],
     }

@@ -56,7 +56,7 @@ function showChecks(host, list, { caption, full = false, sort = "worst", open = 
 
 function heading(full) {
   const names = [["Check"], ...(full ? [["Provider", "wide"]] : []), ["dtype", "wide"], ["Shape", "wide"]];
-  const numbers = [["Tensor", "n"], ["Slice", "n wide"], ["Peak", "n wide"], ["Peer ×", "n"], ["Of cap", "n"], ["Time", "n wide"]];
+  const numbers = [["Tensor", "n wide"], ["Slice", "n wide"], ["Peak", "n wide"], ["× peer", "n wide"], ["Of cap", "n"], ["Time", "n wide"]];
   const columns = [["Status"], ...names, ...numbers];
   return h("thead", {}, h("tr", {}, columns.map(([name, kind]) => h("th", { scope: "col", class: kind }, name))));
 }
@@ -88,10 +88,10 @@ function checkRow(row, full) {
     full ? h("td", { class: "wide mono" }, check.provider) : null,
     h("td", { class: "wide" }, check.dtype),
     h("td", { class: "wide" }, check.shape_class),
-    h("td", { class: "n" }, value("tensor")),
+    h("td", { class: "n wide" }, value("tensor")),
     h("td", { class: "n wide" }, value("slice")),
     h("td", { class: "n wide" }, value("peak")),
-    h("td", { class: "n" }, top && top.ratio !== null ? number(top.ratio) : ""),
+    h("td", { class: "n wide" }, top && top.ratio !== null ? number(top.ratio) : ""),
     h("td", { class: "n" }, top ? (Number.isFinite(share) ? `${number(100 * share)} %` : "over") : ""),
     h("td", { class: "n wide" }, seconds(check.seconds)),
   );
@@ -111,13 +111,13 @@ function evidence(check, full) {
     ["Operator", full && h("code", {}, check.op)],
     ["Provider", full && h("code", {}, check.provider)],
     ["Check", check.kind === "sample" ? "sample against the golden" : check.kind.replace(":", " ")],
-    ["Case", h("code", {}, check.case)],
+    ["Case", h("code", {}, check.case), "long"],
     ["dtype", check.dtype],
     ["Shape class", check.shape_class],
     ["Phase", check.phase],
     ["Time", seconds(check.seconds)],
     ["Waiver", check.waiver],
-    ["Case file", check.case_file && h("code", {}, check.case_file)],
+    ["Case file", check.case_file && h("code", {}, check.case_file), "long"],
   ];
   return h(
     "div",
@@ -126,7 +126,7 @@ function evidence(check, full) {
     check.tensors.length ? tensorTable(check) : h("p", { class: "empty" }, "No output was judged."),
     check.commands.length ? h("p", { class: "label" }, "Reproduce, in the package's folder") : null,
     check.commands.map(command),
-    h("dl", { class: "facts" }, facts.filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
+    h("dl", { class: "facts" }, facts.filter(([, value]) => value).map(([name, value, size]) => h("div", { class: size }, h("dt", {}, name), h("dd", {}, value)))),
   );
 }
 
@@ -151,7 +151,7 @@ function measured(tensor, name) {
   const cap = caps?.exact ? 0 : caps?.[name];
   const label = !caps ? "no cap known" : caps.exact ? "bit-exact" : cap === null || cap === undefined ? "no cap" : `cap ${number(cap)}`;
   const share = value === null ? 1 : cap ? Math.min(1, value / cap) : cap === 0 && value > 0 ? 1 : 0;
-  const over = value === null || (typeof cap === "number" && value > cap);
+  const over = value === null || (typeof cap === "number" && value > cap && tensor.status === "Fail");
   const fill = h("span", { class: over ? "fill over" : "fill" });
   fill.style.width = `${100 * share}%`;
   return h(

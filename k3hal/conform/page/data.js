@@ -22,7 +22,7 @@ function checkAt(row) {
 }
 
 function tensorOf([name, tolerance, status, tensor, slice, peak, peer, problem]) {
-  const caps = classes[strings[tolerance]];
+  const caps = own(classes, strings[tolerance]);
   return {
     name: strings[name],
     tolerance: strings[tolerance],
@@ -46,7 +46,7 @@ function ratioToPeer(tensor, peer, caps) {
 function nearness(row) {
   let most = 0;
   for (const [, tolerance, , ...values] of rows[row][TENSORS]) {
-    const caps = classes[strings[tolerance]];
+    const caps = own(classes, strings[tolerance]);
     if (!caps) continue;
     ["tensor", "slice", "peak"].forEach((name, i) => {
       const value = values[i];

@@ -13,6 +13,9 @@ function h(tag, properties, ...children) {
   return element;
 }
 
+/** A property of the object itself: names come from the report, and `constructor` is one. */
+const own = (object, name) => (Object.hasOwn(object, name) ? object[name] : undefined);
+
 const byId = (id) => document.getElementById(id);
 
 /** A measured number in three digits; null is what was not finite. */
@@ -54,7 +57,7 @@ const LEVELS = {
   E5: "performance measured on the device",
 };
 
-const statusOf = (name) => STATUS[name] ?? { mark: "?", tone: "none", words: name };
+const statusOf = (name) => own(STATUS, name) ?? { mark: "?", tone: "none", words: name };
 
 function statusBadge(name) {
   const { mark, tone, words } = statusOf(name);

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from k3hal.conform.result import RESULT_STATUSES
 from k3hal.errors import InputError
 
 SCHEMA, MAJOR = "k3hal.conform", "1"
@@ -54,7 +56,7 @@ def load_report(package_dir: Path) -> dict[str, Any]:
     if size > MAX_BYTES:
         raise InputError(f"{path}: {size} bytes, at most {MAX_BYTES}")
     try:
-        report = json.loads(text, parse_constant=_refuse_constant)
+        report = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, parse_int=_in_range)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON: {error}") from error
     _Checker(path).report(report)
@@ -63,6 +65,19 @@ def load_report(package_dir: Path) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number; what is not finite is null")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"{digits[:40]} is too large a number")
+    return value
+
+
+def _in_range(digits: str) -> int:
+    if len(digits) > 20:
+        raise ValueError(f"{digits[:40]} is too large a number")
+    return int(digits)
 
 
 class _Checker:
@@ -87,9 +102,11 @@ class _Checker:
                 self.object(f"providers[{i}].levels[{j}]", level, _LEVEL)
         for i, check in enumerate(report["checks"]):
             self.object(f"checks[{i}]", check, _CHECK)
+            self.status(f"checks[{i}]", check)
             self.texts(f"checks[{i}].problems", check["problems"])
             for j, tensor in enumerate(check["tensors"]):
                 self.object(f"checks[{i}].tensors[{j}]", tensor, _TENSOR)
+                self.status(f"checks[{i}].tensors[{j}]", tensor)
         for part in ("end_to_end", "waivers"):
             for i, row in enumerate(report[part]):
                 self.object(f"{part}[{i}]", row, {})
@@ -104,6 +121,10 @@ class _Checker:
             # A bool is an int to Python and to nobody else.
             if not isinstance(given, kind) or (isinstance(given, bool) and kind is not bool):
                 self.fail(where, f"{key!r} is {_kind(given)}, not {_wanted(kind)}")
+
+    def status(self, where: str, row: Mapping[str, Any]) -> None:
+        if row["status"] not in RESULT_STATUSES:
+            self.fail(where, f"status is {row['status']!r}", hint=f"one of {', '.join(RESULT_STATUSES)}")
 
     def texts(self, where: str, values: list[Any]) -> None:
         for value in values:

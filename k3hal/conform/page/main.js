@@ -70,7 +70,7 @@ function legend() {
 
 drawHead();
 drawFailures();
-section("matrix", "Operators by providers", legend(), filterBar(), found, matrixHost);
+section("matrix", "Operators by providers", coverage(), legend(), filterBar(), found, matrixHost);
 drawEndToEnd();
 drawWaivers();
 section("checks", "All checks", checksHost);

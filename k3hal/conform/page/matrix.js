@@ -67,11 +67,14 @@ function familyBody(family, ops, columns, shown) {
     const mine = (cellsOfOp.get(op) ?? []).filter((cell) => shown.has(cell));
     if (mine.length === 0) continue;
     const cellsIn = (column) => mine.filter((cell) => cell[view.columns] === column).map((cell) => cellButton(cell, shown.get(cell)));
-    lines.push(h("tr", {}, h("th", { scope: "row" }, op), columns.map((column) => h("td", {}, cellsIn(column)))));
+    lines.push(h("tr", {}, h("th", { scope: "row" }, breakable(op)), columns.map((column) => h("td", {}, cellsIn(column)))));
   }
   if (lines.length === 0) return null;
   return h("tbody", {}, h("tr", { class: "family" }, h("th", { scope: "rowgroup", colspan: columns.length + 1 }, h("span", {}, family))), lines);
 }
+
+/** A name that may break behind its underscores and dots. */
+const breakable = (name) => name.split(/(?<=[_.])/).flatMap((part, i) => (i ? [h("wbr", {}), part] : [part]));
 
 /** The level of a cell; with a filter on dtype or shape class, the lowest of what it leaves. */
 function levelFor(cell) {
@@ -136,4 +139,30 @@ function moveInMatrix(event) {
     if (!found) return;
     if (found.length) return found[step[0] < 0 ? found.length - 1 : 0].focus();
   }
+}
+
+/** For each backend, how many of its operators have which level at best. */
+function coverage() {
+  const backends = new Map();
+  for (const cell of cells) {
+    const best = backends.get(cell.backend) ?? new Map();
+    backends.set(cell.backend, best.set(cell.op, [best.get(cell.op) ?? "", cell.level].sort().at(-1)));
+  }
+  const lines = [...backends].sort().map(([backend, best]) => {
+    const by = new Map();
+    for (const level of [...best.values()].sort().reverse()) by.set(level, (by.get(level) ?? 0) + 1);
+    return h("tr", {}, h("th", { scope: "row" }, backend), h("td", { class: "n" }, count(best.size, "operator")), h("td", {}, levelsBar(by)));
+  });
+  const head = ["Backend", "Operators", "Best level of each"].map((name) => h("th", { scope: "col" }, name));
+  return h("table", { class: "coverage" }, h("caption", { class: "unseen" }, "Operators by best evidence level, for each backend"), h("thead", { class: "unseen" }, h("tr", {}, head)), h("tbody", {}, lines));
+}
+
+function levelsBar(by) {
+  const bar = h("span", { class: "levels" });
+  for (const [level, size] of by) {
+    const part = h("span", { class: `level ${Object.hasOwn(LEVELS, level) ? level : "unknown"}` }, `${level || "–"} `, h("b", {}, `× ${size}`));
+    part.style.flexGrow = size;
+    bar.append(part);
+  }
+  return bar;
 }

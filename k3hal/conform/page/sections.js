@@ -14,7 +14,8 @@ function drawHead() {
     ["Commit", h("span", {}, h("code", { title: commit }, commit.slice(0, 12) || "unknown"), " ", tree)],
     ["Must-pass list", h("span", {}, `${plain(report.must_pass.count)} checks `, h("code", { title: plain(report.must_pass.hash) }, plain(report.must_pass.hash).slice(0, 12)))],
     ["Selection", selected()],
-    ["Made", `${moment(plain(statement.created))}, in ${seconds(report.seconds)}`],
+    ["Made", moment(plain(statement.created))],
+    ["Took", seconds(report.seconds)],
   ];
   byId("top").append(
     h("div", { class: "title" }, h("div", {}, h("p", { class: "eyebrow" }, "Conformance report"), h("h1", {}, plain(statement.product) || "K3HAL", h("span", { class: "on" }, ` on ${deviceName}`))), themeButton()),
@@ -33,7 +34,7 @@ const moment = (value) => value.replace(/^(\d{4}-\d\d-\d\d)T(\d\d:\d\d)(?::[\d.]
 function selected() {
   const { backend, device: machine, ops, quick } = report.selection;
   const names = Array.isArray(ops) ? ops.join(", ") : plain(ops);
-  return [quick ? "quick" : "full", backend && `backend ${plain(backend)}`, names && `operators ${names}`, machine && `device ${plain(machine)}`].filter(Boolean).join(", ");
+  return [quick ? "quick" : "full", backend && `backend ${plain(backend)}`, names && (names === "*" ? "all operators" : `operators ${names}`), machine && `device ${plain(machine)}`].filter(Boolean).join(", ");
 }
 
 function verdict(total) {
@@ -127,17 +128,21 @@ function expiry(date) {
   return h("span", {}, date, " ", h("span", { class: days < 31 ? "flag warn" : "flag" }, `${days} days after this report`));
 }
 
+const RULE =
+  "Errors are RMS over the RMS of the golden: of the whole tensor, of its worst row or column, and of the single worst element (peak). " +
+  "A check passes within every cap and at no more than twice its peer's error, or the floor if that is larger; up to four times is a quality warning. " +
+  "Where a cap grows with the length of a sequence, the table has its smallest value.";
+
 function drawEnvironment() {
   const pairs = (title, object) => {
     const lines = Object.entries(object).map(([name, value]) => [name, h("span", { class: "any" }, plain(value))]);
     const body = lines.length ? table(title, [["Name"], ["Value", "why"]], lines) : h("p", { class: "empty" }, "None.");
     return h("div", {}, h("h3", {}, title), body);
   };
-  const columns = [["Class"], ["Floor", "n"], ["Tensor", "n"], ["Slice", "n"], ["Peak", "n"], ["Rule", "why"]];
+  const columns = [["Class"], ["Floor", "n"], ["Tensor", "n"], ["Slice", "n"], ["Peak", "n"]];
   const limits = Object.entries(classes).map(([name, one]) => [
     h("code", {}, name),
-    ...["floor", "tensor", "slice", "peak"].map((key) => (one.exact ? "0" : one[key] === null ? "no cap" : number(one[key]))),
-    one.exact ? "equal bits" : "within every cap, and at most twice the peer (or the floor)",
+    ...["floor", "tensor", "slice", "peak"].map((key) => (one.exact ? "bit-exact" : one[key] === null ? "no cap" : number(one[key]))),
   ]);
   const hash = plain(report.policy.hash);
   section(
@@ -145,6 +150,7 @@ function drawEnvironment() {
     "Environment and policy",
     h("div", { class: "pairs" }, pairs("Device", device), pairs("Versions", report.versions), pairs("Variables", report.env)),
     h("h3", {}, "Tolerance policy ", hash ? h("code", { class: "quiet" }, hash.slice(0, 12)) : null),
+    h("p", { class: "lead" }, RULE),
     table("Caps of each tolerance class", columns, limits),
   );
 }

@@ -28,7 +28,8 @@ def write_page(package_dir: Path, out: Path) -> None:
     """
     text = render(page_data(load_report(package_dir)))
     try:
-        out.write_text(text, encoding="utf-8", newline="\n")
+        # Only the title can hold what is not text: half a surrogate pair.
+        out.write_text(text, encoding="utf-8", errors="xmlcharrefreplace", newline="\n")
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror or error}") from error
 
