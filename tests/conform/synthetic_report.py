@@ -123,7 +123,11 @@ def _tensors(rng: random.Random, op: str, status: ResultStatus) -> tuple[TensorN
         if i == 0 and status in ("Fail", "Waived"):
             mine, tensor, problem = "Fail", tensor + 0.044, "slice 0.998 is above its cap 0.016"
         elif i == 0 and status == "QualityWarning":
-            mine, tensor, problem = "QualityWarning", tensor * 2.5, "tensor is 2.5 times the CPU provider's (or the floor)"
+            mine, tensor, problem = (
+                "QualityWarning",
+                tensor * 2.5,
+                "tensor is 2.5 times the CPU provider's (or the floor)",
+            )
         worst = 0.998 if mine == "Fail" else 1.6 * tensor
         peer = scale if rng.random() < 0.8 else None
         out.append(TensorNumbers(name, tolerance, mine, tensor, worst, 6 * tensor, peer, problem))

@@ -106,7 +106,9 @@ def test_every_check_and_number_is_in_the_page(tmp_path: Path) -> None:
                 assert shown == (None if tensor[key] is None else pytest.approx(tensor[key], rel=1e-5))
     for part in ("statement", "device", "versions", "env", "policy", "providers", "end_to_end", "waivers", "counts"):
         assert data[part] == report[part]
-    assert sorted(op for ops in data["families"].values() for op in ops) == sorted({p["op"] for p in report["providers"]})
+    assert sorted(op for ops in data["families"].values() for op in ops) == sorted(
+        {p["op"] for p in report["providers"]}
+    )
 
 
 def test_an_operator_of_another_version_is_shown_last(tmp_path: Path) -> None:
@@ -118,7 +120,16 @@ def test_an_operator_of_another_version_is_shown_last(tmp_path: Path) -> None:
 def test_commands_are_quoted_for_a_shell() -> None:
     check = {"case_file": "cases/a b$(x).k3case", "provider": "v.p;q", "op": "linear", "kind": "invariant:split"}
     replay, compare = commands_of(check, "cuda:1")
-    assert shlex.split(replay) == ["k3hal", "op", "replay", check["case_file"], "--provider", "v.p;q", "--device", "cuda:1"]
+    assert shlex.split(replay) == [
+        "k3hal",
+        "op",
+        "replay",
+        check["case_file"],
+        "--provider",
+        "v.p;q",
+        "--device",
+        "cuda:1",
+    ]
     assert shlex.split(compare)[:4] == ["k3hal", "op", "compare", "linear"]
     assert shlex.split(compare)[-4:-2] == ["--invariant", "split"]
     assert len(commands_of(check | {"kind": "sample"}, "auto")) == 1
@@ -204,7 +215,11 @@ def test_no_package_and_no_place_to_write_are_refused(tmp_path: Path) -> None:
 
 
 _JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters(exclude_categories=())),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(exclude_categories=())),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=6,
 )

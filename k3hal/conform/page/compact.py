@@ -15,9 +15,9 @@ TEXTS = ("op", "provider", "dtype", "shape_class", "phase", "kind", "status", "c
 def page_data(report: Mapping[str, Any]) -> dict[str, Any]:
     """What the page shows of a report.
 
-    `rows`: for each check the indices of `TEXTS`, its seconds, problems, tensors (name, tolerance, status, tensor, slice,
-    peak, peer, problem) and the commands that reproduce it; every text is an index into `strings`. Measured numbers keep
-    six digits.
+    `rows`: for each check the indices of `TEXTS`, its seconds, problems, tensors (name, tolerance, status, tensor,
+    slice, peak, peer, problem) and the commands that reproduce it; every text is an index into `strings`. Measured
+    numbers keep six digits.
     """
     strings = _Strings()
     device = str(report["selection"].get("device") or "")

@@ -63,7 +63,9 @@ def _title(data: Mapping[str, Any]) -> str:
 
 def _content_policy(style: str, script: str) -> str:
     """Nothing is loaded, and nothing runs but the script of this file: a second lock behind the escaping."""
-    return f"default-src 'none'; base-uri 'none'; form-action 'none'; style-src {_sha(style)}; script-src {_sha(script)}"
+    return (
+        f"default-src 'none'; base-uri 'none'; form-action 'none'; style-src {_sha(style)}; script-src {_sha(script)}"
+    )
 
 
 def _sha(text: str) -> str:
