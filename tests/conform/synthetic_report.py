@@ -30,16 +30,24 @@ def synthetic_report(
     return {
         "schema": "k3hal.conform/1",
         "statement": {
-            "product": "K3HAL",
+            "product": "k3hal",
             "version": "0.1.0",
             "commit": "9f3c1d2e7ab04c55e1f0a1b2c3d4e5f60718293a",
             "dirty": dirty,
             "created": "2026-11-30T01:00:00Z",
         },
-        "device": {"id": "h200", "title": "NVIDIA H200", "vendor": "nvidia", "arch": "sm_90", "memory_gb": 141},
-        "versions": {"python": "3.11.7", "torch": "2.13.0", "compiler": "g++ 12.2.0", "driver": "570.86.10"},
+        "device": {
+            "device": "cuda",
+            "title": "NVIDIA H200",
+            "vendor": "nvidia",
+            "arch": "sm_90",
+            "memory_bytes": 150_754_820_096,
+            "driver": "570.86.10",
+            "system": "Linux 6.8.0",
+        },
+        "versions": {"python": "3.11.7", "torch": "2.13.0", "compiler": "g++ 12.2.0", "triton": "3.5.0"},
         "env": {"K3HAL_OPS": "linear=cpu.native", "NVIDIA_TF32_OVERRIDE": "0"},
-        "selection": {"backend": None, "device": "cuda", "ops": "*", "quick": False},
+        "selection": {"backend": None, "device": "cuda", "ops": "*", "quick": False, "large": True, "graphs": True},
         "must_pass": {"hash": "b1946ac92492d2347c6235b4d2611184", "count": checks},
         "policy": {"hash": "7d793037a0760186574b0282f2f435e7", "classes": policy_classes()},
         "providers": [_provider(op, provider, results) for op, provider in pairs],
@@ -64,21 +72,22 @@ def hostile_report() -> dict[str, Any]:
     mine = CheckResult(f"op{HOSTILE}", HOSTILE, HOSTILE, "tiny", HOSTILE, HOSTILE, "sample", "Fail", 0.1, (HOSTILE,))
     tensor = TensorNumbers(HOSTILE, HOSTILE, "Fail", problem=HOSTILE).to_json()
     check = mine.to_json() | {"tensors": [tensor], "case_file": f"cases/{HOSTILE}", "waiver": HOSTILE}
-    check |= {"kind": f"invariant:{HOSTILE}", "shape_class": HOSTILE}
-    provider = _provider(mine.op, mine.provider, []) | {"level": HOSTILE, "arch": HOSTILE, "refusals": [HOSTILE]}
-    texts = dict.fromkeys(("product", "version", "commit", "created"), HOSTILE)
-    words = dict.fromkeys(("id", "op", "provider", "case", "expires", "used"), HOSTILE)
+    check |= {"kind": f"invariant:{HOSTILE}"}
+    refusal = {"dtype": HOSTILE, "phase": HOSTILE, "reasons": [HOSTILE], "cases": [HOSTILE]}
+    provider = _provider(mine.op, mine.provider, []) | {"level": HOSTILE, "arch": HOSTILE, "refusals": [refusal]}
+    waiver = dict.fromkeys(("id", "op", "provider", "case", "expires", "problem"), HOSTILE) | {"used": True}
+    end = _end_to_end(HOSTILE, HOSTILE, 1.0) | {"status": HOSTILE, "plan": HOSTILE, "problem": HOSTILE}
     return report | {
-        "statement": texts | {"dirty": True},
-        "device": {"title": HOSTILE, HOSTILE: HOSTILE},
+        "statement": dict.fromkeys(report["statement"], HOSTILE) | {"dirty": True},
+        "device": dict.fromkeys(report["device"], HOSTILE) | {HOSTILE: HOSTILE},
         "versions": {HOSTILE: HOSTILE},
         "env": {HOSTILE: [HOSTILE]},
-        "selection": dict.fromkeys(("backend", "device", "ops", "quick"), HOSTILE),
-        "must_pass": {"hash": HOSTILE, "count": HOSTILE},
+        "selection": report["selection"] | dict.fromkeys(("backend", "device", "ops"), HOSTILE),
+        "must_pass": {"hash": HOSTILE, "count": 3},
         "providers": [provider, *report["providers"]],
         "checks": [check, *report["checks"]],
-        "end_to_end": [dict.fromkeys(("preset", "dtype", "top1", "kl_mean", "status", "plan"), HOSTILE)],
-        "waivers": [words | {"issue": f"javascript:window.broken='yes'//{HOSTILE}"}],
+        "end_to_end": [end],
+        "waivers": [waiver | {"issue": f"javascript:window.broken='yes'//{HOSTILE}"}],
     }
 
 
@@ -142,22 +151,44 @@ def _provider(op: str, provider: str, results: Sequence[CheckResult]) -> dict[st
     for dtype, shape in sorted({(r.dtype, r.shape_class) for r in mine}):
         these = [r for r in mine if (r.dtype, r.shape_class) == (dtype, shape) and r.status != "NotSupported"]
         numbers = [t for r in these for t in r.tensors]
-        worst = {key: max((getattr(t, key) for t in numbers), default=None) for key in ("tensor", "slice", "peak")}
+        worst = {key: max((getattr(t, key) for t in numbers), default=0.0) for key in ("tensor", "slice", "peak")}
         passed = sum(r.ok for r in these)
         level = best if these and passed == len(these) else "E0"
         row = {"dtype": dtype, "shape_class": shape, "level": level, "passed": passed, "of": len(these)}
-        levels.append(row | {"worst": worst | {"ratio": 1.1}})
+        levels.append(row | {"worst": worst | {"peer_ratio": 1.1}})
     level = "E0" if failed or not mine else best
-    refusals = ["head_dim 256: needs at most 128"] if provider == "triton.fused" else []
+    refusal = {
+        "dtype": "bfloat16",
+        "phase": "decode",
+        "reasons": ["head_dim 256: at most 128"],
+        "cases": [f"{op}-wide"],
+    }
     names = {"op": op, "provider": provider, "backend": provider.split(".")[0], "arch": "sm_90"}
-    return names | {"source_hash": "0c4a7f9e21d6b385", "level": level, "levels": levels, "refusals": refusals}
+    names |= {"source_hash": "0c4a7f9e21d6b385", "level": level, "levels": levels, "not_applicable": []}
+    return names | {"refusals": [refusal] if provider == "triton.fused" else [], "reference_only": False}
 
 
 def _end_to_end(preset: str, dtype: str, top1: float) -> dict[str, Any]:
     numbers = {"top1": top1, "kl_mean": 1.3e-6, "kl_max": 2.2e-5, "rms": 0.00131}
-    return {"preset": preset, "dtype": dtype, **numbers, "status": "Pass", "plan": "plan.json"}
+    ran = [["linear", "cpu.native"], ["rms_norm", "cpu.rows"]]
+    return {
+        "preset": preset,
+        "dtype": dtype,
+        **numbers,
+        "status": "Pass",
+        "problem": "",
+        "ran": ran,
+        "plan": "plan.json",
+    }
 
 
 def _waiver(name: str, used: bool, expires: str) -> dict[str, Any]:
     where = {"op": "moe_route", "provider": "nvidia.flashinfer", "case": "moe_route-*-float32"}
-    return {"id": name, **where, "issue": "https://example.org/issues/17", "expires": expires, "used": used}
+    return {
+        "id": name,
+        **where,
+        "issue": "https://example.org/issues/17",
+        "expires": expires,
+        "used": used,
+        "problem": "",
+    }

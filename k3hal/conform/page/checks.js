@@ -6,7 +6,10 @@ const SORTS = {
   worst: ["Worst first", (a, b) => severity(a) - severity(b) || nearness(b) - nearness(a)],
   cap: ["Nearest to a cap", (a, b) => nearness(b) - nearness(a)],
   slow: ["Slowest", (a, b) => rows[b][SECONDS] - rows[a][SECONDS]],
-  name: ["By name", (a, b) => text(a, "op").localeCompare(text(b, "op")) || text(a, "case").localeCompare(text(b, "case"))],
+  name: [
+    "By name",
+    (a, b) => text(a, "op").localeCompare(text(b, "op")) || text(a, "case").localeCompare(text(b, "case")),
+  ],
 };
 const severity = (row) => SEVERITY.indexOf(text(row, "status"));
 
@@ -56,15 +59,32 @@ function showChecks(host, list, { caption, full = false, sort = "worst", open = 
 
 function heading(full) {
   const names = [["Check"], ...(full ? [["Provider", "wide"]] : []), ["dtype", "wide"], ["Shape", "wide"]];
-  const numbers = [["Tensor", "n wide"], ["Slice", "n wide"], ["Peak", "n wide"], ["× peer", "n wide"], ["Of cap", "n"], ["Time", "n wide"]];
+  const numbers = [
+    ["Tensor", "n wide"],
+    ["Slice", "n wide"],
+    ["Peak", "n wide"],
+    ["× peer", "n wide"],
+    ["Of cap", "n"],
+    ["Time", "n wide"],
+  ];
   const columns = [["Status"], ...names, ...numbers];
-  return h("thead", {}, h("tr", {}, columns.map(([name, kind]) => h("th", { scope: "col", class: kind }, name))));
+  return h(
+    "thead",
+    {},
+    h(
+      "tr",
+      {},
+      columns.map(([name, kind]) => h("th", { scope: "col", class: kind }, name)),
+    ),
+  );
 }
 
 /** The output that decided a check: the worst status, then the largest error. */
 function leading(check) {
   const rank = (tensor) => SEVERITY.indexOf(tensor.status);
-  return check.tensors.slice().sort((a, b) => rank(a) - rank(b) || (b.numbers.tensor ?? Infinity) - (a.numbers.tensor ?? Infinity))[0];
+  return check.tensors
+    .slice()
+    .sort((a, b) => rank(a) - rank(b) || (b.numbers.tensor ?? Infinity) - (a.numbers.tensor ?? Infinity))[0];
 }
 
 function checkRow(row, full) {
@@ -79,12 +99,18 @@ function checkRow(row, full) {
     h("span", {}, full ? h("span", { class: "op" }, check.op) : null, h("span", { class: "case" }, check.case)),
   );
   const kind = check.kind === "sample" ? null : h("span", { class: "tag" }, check.kind.replace(":", " "));
-  const reason = check.problems[0] ?? check.tensors.map((one) => one.problem && `${one.name}: ${one.problem}`).find(Boolean);
+  const reason =
+    check.problems[0] ?? check.tensors.map((one) => one.problem && `${one.name}: ${one.problem}`).find(Boolean);
   const line = h(
     "tr",
     { class: `check ${statusOf(check.status).tone}` },
     h("td", {}, statusBadge(check.status)),
-    h("th", { scope: "row" }, button, h("div", { class: "below" }, kind, reason ? h("span", { class: "reason" }, reason) : null)),
+    h(
+      "th",
+      { scope: "row" },
+      button,
+      h("div", { class: "below" }, kind, reason ? h("span", { class: "reason" }, reason) : null),
+    ),
     full ? h("td", { class: "wide mono" }, check.provider) : null,
     h("td", { class: "wide" }, check.dtype),
     h("td", { class: "wide" }, check.shape_class),
@@ -122,16 +148,38 @@ function evidence(check, full) {
   return h(
     "div",
     { class: "evidence" },
-    check.problems.length ? h("ul", { class: "problems" }, check.problems.map((problem) => h("li", {}, problem))) : null,
+    check.problems.length
+      ? h(
+          "ul",
+          { class: "problems" },
+          check.problems.map((problem) => h("li", {}, problem)),
+        )
+      : null,
     check.tensors.length ? tensorTable(check) : h("p", { class: "empty" }, "No output was judged."),
     check.commands.length ? h("p", { class: "label" }, "Reproduce, in the package's folder") : null,
     check.commands.map(command),
-    h("dl", { class: "facts" }, facts.filter(([, value]) => value).map(([name, value, size]) => h("div", { class: size }, h("dt", {}, name), h("dd", {}, value)))),
+    h(
+      "dl",
+      { class: "facts" },
+      facts
+        .filter(([, value]) => value)
+        .map(([name, value, size]) => h("div", { class: size }, h("dt", {}, name), h("dd", {}, value))),
+    ),
   );
 }
 
 function tensorTable(check) {
-  const columns = [["Output"], ["Status"], ["Class"], ["Tensor", "n"], ["Slice", "n"], ["Peak", "n"], ["Peer", "n"], ["Ratio to peer", "n"], ["Why", "why"]];
+  const columns = [
+    ["Output"],
+    ["Status"],
+    ["Class"],
+    ["Tensor", "n"],
+    ["Slice", "n"],
+    ["Peak", "n"],
+    ["Peer", "n"],
+    ["Ratio to peer", "n"],
+    ["Why", "why"],
+  ];
   const lines = check.tensors.map((tensor) => [
     h("code", {}, tensor.name),
     statusBadge(tensor.status),
@@ -149,7 +197,13 @@ function measured(tensor, name) {
   const value = tensor.numbers[name];
   const caps = tensor.caps;
   const cap = caps?.exact ? 0 : caps?.[name];
-  const label = !caps ? "no cap known" : caps.exact ? "bit-exact" : cap === null || cap === undefined ? "no cap" : `cap ${number(cap)}`;
+  const label = !caps
+    ? "no cap known"
+    : caps.exact
+      ? "bit-exact"
+      : cap === null || cap === undefined
+        ? "no cap"
+        : `cap ${number(cap)}`;
   const share = value === null ? 1 : cap ? Math.min(1, value / cap) : cap === 0 && value > 0 ? 1 : 0;
   const over = value === null || (typeof cap === "number" && value > cap && tensor.status === "Fail");
   const fill = h("span", { class: over ? "fill over" : "fill" });

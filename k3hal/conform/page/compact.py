@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from k3hal.conform.result import CheckResult
 from k3hal.dispatch.registry import get_operator, operator_names
 
 # The columns of a row, read by `data.js` in this order.
@@ -20,9 +22,9 @@ def page_data(report: Mapping[str, Any]) -> dict[str, Any]:
     numbers keep six digits.
     """
     strings = _Strings()
-    device = str(report["selection"].get("device") or "")
+    device = report["selection"]["device"]
     rows = [_row(check, device, strings) for check in report["checks"]]
-    ops = dict.fromkeys([p["op"] for p in report["providers"]] + [c["op"] for c in report["checks"]])
+    ops = {provider["op"] for provider in report["providers"]} | {check.op for check in report["checks"]}
     rest = {key: value for key, value in report.items() if key != "checks"}
     return {**rest, "families": _families(ops), "texts": TEXTS, "rows": rows, "strings": list(strings.index)}
 
@@ -35,36 +37,35 @@ class _Strings:
         return self.index.setdefault(text, len(self.index))
 
 
-def _row(check: Mapping[str, Any], device: str, strings: _Strings) -> list[Any]:
+def _row(check: CheckResult, device: str, strings: _Strings) -> list[Any]:
     tensors = [
         [
-            *(strings.of(tensor[key]) for key in ("name", "tolerance", "status")),
-            *(_short(tensor[key]) for key in ("tensor", "slice", "peak", "peer")),
-            strings.of(tensor["problem"]),
+            *(strings.of(text) for text in (tensor.name, tensor.tolerance, tensor.status)),
+            *(_short(number) for number in (tensor.tensor, tensor.slice, tensor.peak, tensor.peer)),
+            strings.of(tensor.problem),
         ]
-        for tensor in check["tensors"]
+        for tensor in check.tensors
     ]
-    problems = [strings.of(problem) for problem in check["problems"]]
+    problems = [strings.of(problem) for problem in check.problems]
     commands = [strings.of(command) for command in commands_of(check, device)]
-    return [*(strings.of(check[key]) for key in TEXTS), _short(check["seconds"]), problems, tensors, commands]
+    return [*(strings.of(getattr(check, key)) for key in TEXTS), _short(check.seconds), problems, tensors, commands]
 
 
 def _short(value: float | None) -> float | None:
-    """Six digits: more than any cap has, and half the page."""
-    return None if value is None else float(f"{value:.6g}")
+    """Six digits: more than any cap has, and half the page. None for what is not finite."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
 
 
-def commands_of(check: Mapping[str, Any], device: str) -> list[str]:
+def commands_of(check: CheckResult, device: str) -> list[str]:
     """What reproduces a check that left a case, to be run in the package's folder: none without a case."""
-    if not check["case_file"]:
+    if not check.case_file:
         return []
-    who = ["--provider", check["provider"]]
+    who = ["--provider", check.provider]
     where = ["--device", device] if device not in ("", "auto") else []
-    commands = [["k3hal", "op", "replay", check["case_file"], *who, *where]]
-    kind, _, invariant = check["kind"].partition(":")
-    if kind == "invariant":
-        case = ["--case", check["case_file"], "--invariant", invariant]
-        commands.append(["k3hal", "op", "compare", check["op"], *who, *case, *where])
+    commands = [["k3hal", "op", "replay", check.case_file, *who, *where]]
+    if check.invariant:
+        case = ["--case", check.case_file, "--invariant", check.invariant]
+        commands.append(["k3hal", "op", "compare", check.op, *who, *case, *where])
     return [shlex.join(command) for command in commands]
 
 

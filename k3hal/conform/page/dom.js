@@ -82,8 +82,20 @@ function table(caption, columns, rows) {
       "table",
       {},
       h("caption", { class: "unseen" }, caption),
-      h("thead", {}, h("tr", {}, columns.map(([label, kind]) => h("th", { scope: "col", class: kind }, label)))),
-      h("tbody", {}, rows.map((row) => h("tr", {}, row.map(cell)))),
+      h(
+        "thead",
+        {},
+        h(
+          "tr",
+          {},
+          columns.map(([label, kind]) => h("th", { scope: "col", class: kind }, label)),
+        ),
+      ),
+      h(
+        "tbody",
+        {},
+        rows.map((row) => h("tr", {}, row.map(cell))),
+      ),
     ),
   );
 }

@@ -8,8 +8,15 @@ const controls = {};
 function options(name, label) {
   const values = [...new Set(allRows.map((row) => text(row, name)))];
   values.sort((a, b) => (name === "status" ? SEVERITY.indexOf(a) - SEVERITY.indexOf(b) : a.localeCompare(b)));
-  const choices = values.map((value) => h("option", { value }, name === "status" ? statusOf(value).words : value || "none"));
-  controls[name] = h("select", { onchange: () => filterTo({ [name]: controls[name].value }, false) }, h("option", { value: "" }, "All"), choices);
+  const choices = values.map((value) =>
+    h("option", { value }, name === "status" ? statusOf(value).words : value || "none"),
+  );
+  controls[name] = h(
+    "select",
+    { onchange: () => filterTo({ [name]: controls[name].value }, false) },
+    h("option", { value: "" }, "All"),
+    choices,
+  );
   return h("label", {}, label, controls[name]);
 }
 
@@ -19,7 +26,13 @@ function filterBar() {
     clearTimeout(waiting);
     waiting = setTimeout(() => filterTo({ search: controls.search.value.trim().toLowerCase() }, false), 120);
   };
-  controls.search = h("input", { type: "search", placeholder: "operator, provider, case, problem", oninput: later, spellcheck: "false", autocomplete: "off" });
+  controls.search = h("input", {
+    type: "search",
+    placeholder: "operator, provider, case, problem",
+    oninput: later,
+    spellcheck: "false",
+    autocomplete: "off",
+  });
   controls.clear = h("button", { type: "button", onclick: clear }, "Clear filters");
   const columns = h(
     "select",
@@ -64,7 +77,9 @@ function drawFiltered() {
 }
 
 function legend() {
-  const levels = Object.entries(LEVELS).map(([level, meaning]) => h("div", {}, h("dt", {}, levelBadge(level)), h("dd", {}, meaning)));
+  const levels = Object.entries(LEVELS).map(([level, meaning]) =>
+    h("div", {}, h("dt", {}, levelBadge(level)), h("dd", {}, meaning)),
+  );
   return h("dl", { class: "legend", "aria-label": "Evidence levels" }, levels);
 }
 
@@ -76,6 +91,8 @@ drawWaivers();
 section("checks", "All checks", checksHost);
 drawEnvironment();
 drawFiltered();
-byId("foot").replaceChildren(h("p", {}, `${report.schema} · ${plain(statement.product)} ${plain(statement.version)} · everything on this page is inside this file`));
+byId("foot").replaceChildren(
+  h("p", {}, `${report.schema} · ${product} ${statement.version} · everything on this page is inside this file`),
+);
 openLinked();
 addEventListener("hashchange", openLinked);

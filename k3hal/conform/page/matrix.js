@@ -45,7 +45,16 @@ function matrixTable(columns, shown) {
 
 function matrixHead(columns) {
   if (view.columns === "backend") {
-    return h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Operator"), columns.map((name) => h("th", { scope: "col" }, name))));
+    return h(
+      "thead",
+      {},
+      h(
+        "tr",
+        {},
+        h("th", { scope: "col" }, "Operator"),
+        columns.map((name) => h("th", { scope: "col" }, name)),
+      ),
+    );
   }
   const groups = [];
   for (const column of columns) {
@@ -56,8 +65,17 @@ function matrixHead(columns) {
   return h(
     "thead",
     {},
-    h("tr", {}, h("th", { scope: "col", rowspan: "2" }, "Operator"), groups.map(([name, width]) => h("th", { scope: "colgroup", colspan: width, class: "group" }, name))),
-    h("tr", {}, columns.map((id) => h("th", { scope: "col", title: id }, short(id)))),
+    h(
+      "tr",
+      {},
+      h("th", { scope: "col", rowspan: "2" }, "Operator"),
+      groups.map(([name, width]) => h("th", { scope: "colgroup", colspan: width, class: "group" }, name)),
+    ),
+    h(
+      "tr",
+      {},
+      columns.map((id) => h("th", { scope: "col", title: id }, short(id))),
+    ),
   );
 }
 
@@ -66,11 +84,24 @@ function familyBody(family, ops, columns, shown) {
   for (const op of ops) {
     const mine = (cellsOfOp.get(op) ?? []).filter((cell) => shown.has(cell));
     if (mine.length === 0) continue;
-    const cellsIn = (column) => mine.filter((cell) => cell[view.columns] === column).map((cell) => cellButton(cell, shown.get(cell)));
-    lines.push(h("tr", {}, h("th", { scope: "row" }, breakable(op)), columns.map((column) => h("td", {}, cellsIn(column)))));
+    const cellsIn = (column) =>
+      mine.filter((cell) => cell[view.columns] === column).map((cell) => cellButton(cell, shown.get(cell)));
+    lines.push(
+      h(
+        "tr",
+        {},
+        h("th", { scope: "row" }, breakable(op)),
+        columns.map((column) => h("td", {}, cellsIn(column))),
+      ),
+    );
   }
   if (lines.length === 0) return null;
-  return h("tbody", {}, h("tr", { class: "family" }, h("th", { scope: "rowgroup", colspan: columns.length + 1 }, h("span", {}, family))), lines);
+  return h(
+    "tbody",
+    {},
+    h("tr", { class: "family" }, h("th", { scope: "rowgroup", colspan: columns.length + 1 }, h("span", {}, family))),
+    lines,
+  );
 }
 
 /** A name that may break behind its underscores and dots. */
@@ -79,7 +110,10 @@ const breakable = (name) => name.split(/(?<=[_.])/).flatMap((part, i) => (i ? [h
 /** The level of a cell; with a filter on dtype or shape class, the lowest of what it leaves. */
 function levelFor(cell) {
   if (!filter.dtype && !filter.shape_class) return cell.level;
-  const left = cell.levels.filter((one) => (!filter.dtype || one.dtype === filter.dtype) && (!filter.shape_class || one.shape_class === filter.shape_class));
+  const left = cell.levels.filter(
+    (one) =>
+      (!filter.dtype || one.dtype === filter.dtype) && (!filter.shape_class || one.shape_class === filter.shape_class),
+  );
   return left.map((one) => one.level).sort()[0] ?? cell.level;
 }
 
@@ -93,16 +127,42 @@ function cellButton(cell, list) {
     waived && [`${waived} waived`, "waived"],
     warned && [count(warned, "warning"), "warn"],
   ].filter(Boolean);
-  const counted = list.length === 0 ? "no checks" : total.of === 0 ? "not supported" : `${total.passed}/${total.of}`;
+  const counted = cell.reference_only
+    ? "reference only"
+    : list.length === 0
+      ? "no checks"
+      : total.of === 0
+        ? "not supported"
+        : `${total.passed}/${total.of}`;
   const said = list.length === 0 || total.of === 0 ? counted : `${total.passed} of ${total.of} checks passed`;
   const name = view.columns === "backend" ? cell.provider.slice(cell.provider.indexOf(".") + 1) : null;
   const arch = cell.arch && view.archs > 1 ? cell.arch : null;
-  const label = [`${cell.op}, ${cell.provider}`, arch, `level ${level || "not stated"}`, said, ...notes.map(([note]) => note)].filter(Boolean).join(", ");
+  const label = [
+    `${cell.op}, ${cell.provider}`,
+    arch,
+    `level ${level || "not stated"}`,
+    said,
+    ...notes.map(([note]) => note),
+  ]
+    .filter(Boolean)
+    .join(", ");
   return h(
     "button",
-    { type: "button", class: `cell ${total.bad ? "bad" : ""}`, "aria-label": label, "aria-haspopup": "dialog", onclick: () => openCell(cell) },
+    {
+      type: "button",
+      class: `cell ${total.bad ? "bad" : ""}`,
+      "aria-label": label,
+      "aria-haspopup": "dialog",
+      onclick: () => openCell(cell),
+    },
     levelBadge(level),
-    h("span", { class: "what" }, name ? h("span", { class: "name" }, name) : null, arch ? h("span", { class: "arch" }, arch) : null, h("span", { class: "count" }, counted)),
+    h(
+      "span",
+      { class: "what" },
+      name ? h("span", { class: "name" }, name) : null,
+      arch ? h("span", { class: "arch" }, arch) : null,
+      h("span", { class: "count" }, counted),
+    ),
     notes.map(([note, tone]) => h("span", { class: `note ${tone}` }, note)),
     total.of ? shareBar(total) : null,
   );
@@ -111,7 +171,12 @@ view.archs = new Set(cells.map((cell) => cell.arch)).size;
 
 /** A bar of the parts that passed, passed with a warning, were waived and failed. */
 function shareBar(total) {
-  const parts = [[total.by.Pass ?? 0, "pass"], [total.by.QualityWarning ?? 0, "warn"], [total.by.Waived ?? 0, "waived"], [total.bad, "fail"]];
+  const parts = [
+    [total.by.Pass ?? 0, "pass"],
+    [total.by.QualityWarning ?? 0, "warn"],
+    [total.by.Waived ?? 0, "waived"],
+    [total.bad, "fail"],
+  ];
   const bar = h("span", { class: "bar", "aria-hidden": "true" });
   for (const [size, tone] of parts) {
     if (!size) continue;
@@ -128,7 +193,9 @@ function moveInMatrix(event) {
   const from = event.target.closest("button.cell");
   if (!step || !from) return;
   event.preventDefault();
-  const grid = [...event.currentTarget.tBodies].flatMap((body) => [...body.rows]).filter((row) => !row.classList.contains("family"));
+  const grid = [...event.currentTarget.tBodies]
+    .flatMap((body) => [...body.rows])
+    .filter((row) => !row.classList.contains("family"));
   const within = [...from.parentElement.children];
   const beside = within[within.indexOf(from) + step[0]];
   if (beside) return beside.focus();
@@ -151,16 +218,33 @@ function coverage() {
   const lines = [...backends].sort().map(([backend, best]) => {
     const by = new Map();
     for (const level of [...best.values()].sort().reverse()) by.set(level, (by.get(level) ?? 0) + 1);
-    return h("tr", {}, h("th", { scope: "row" }, backend), h("td", { class: "n" }, count(best.size, "operator")), h("td", {}, levelsBar(by)));
+    return h(
+      "tr",
+      {},
+      h("th", { scope: "row" }, backend),
+      h("td", { class: "n" }, count(best.size, "operator")),
+      h("td", {}, levelsBar(by)),
+    );
   });
   const head = ["Backend", "Operators", "Best level of each"].map((name) => h("th", { scope: "col" }, name));
-  return h("table", { class: "coverage" }, h("caption", { class: "unseen" }, "Operators by best evidence level, for each backend"), h("thead", { class: "unseen" }, h("tr", {}, head)), h("tbody", {}, lines));
+  return h(
+    "table",
+    { class: "coverage" },
+    h("caption", { class: "unseen" }, "Operators by best evidence level, for each backend"),
+    h("thead", { class: "unseen" }, h("tr", {}, head)),
+    h("tbody", {}, lines),
+  );
 }
 
 function levelsBar(by) {
   const bar = h("span", { class: "levels" });
   for (const [level, size] of by) {
-    const part = h("span", { class: `level ${Object.hasOwn(LEVELS, level) ? level : "unknown"}` }, `${level || "–"} `, h("b", {}, `× ${size}`));
+    const part = h(
+      "span",
+      { class: `level ${Object.hasOwn(LEVELS, level) ? level : "unknown"}` },
+      `${level || "–"} `,
+      h("b", {}, `× ${size}`),
+    );
     part.style.flexGrow = size;
     bar.append(part);
   }

@@ -2,39 +2,72 @@
 
 const statement = report.statement;
 const device = report.device;
-const deviceName = plain(device.title ?? device.name ?? device.id ?? "unknown device");
+const deviceName = device.title || device.device;
+const product = statement.product === "k3hal" ? "K3HAL" : statement.product;
 
 function drawHead() {
   const total = tally(allRows);
-  const commit = plain(statement.commit);
-  const tree = statement.dirty ? h("span", { class: "flag warn" }, "dirty tree") : h("span", { class: "flag pass" }, "clean tree");
+  const commit = statement.commit;
+  const tree = statement.dirty
+    ? h("span", { class: "flag warn" }, "dirty tree")
+    : h("span", { class: "flag pass" }, "clean tree");
   const facts = [
     ["Device", deviceName],
-    ["Version", plain(statement.version)],
+    ["Version", statement.version],
     ["Commit", h("span", {}, h("code", { title: commit }, commit.slice(0, 12) || "unknown"), " ", tree)],
-    ["Must-pass list", h("span", {}, `${plain(report.must_pass.count)} checks `, h("code", { title: plain(report.must_pass.hash) }, plain(report.must_pass.hash).slice(0, 12)))],
+    [
+      "Must-pass list",
+      h(
+        "span",
+        {},
+        `${count(report.must_pass.count, "check")} `,
+        h("code", { title: report.must_pass.hash }, report.must_pass.hash.slice(0, 12)),
+      ),
+    ],
     ["Selection", selected()],
-    ["Made", moment(plain(statement.created))],
+    ["Made", moment(statement.created)],
     ["Took", seconds(report.seconds)],
   ];
   byId("top").append(
-    h("div", { class: "title" }, h("div", {}, h("p", { class: "eyebrow" }, "Conformance report"), h("h1", {}, plain(statement.product) || "K3HAL", h("span", { class: "on" }, ` on ${deviceName}`))), themeButton()),
+    h(
+      "div",
+      { class: "title" },
+      h(
+        "div",
+        {},
+        h("p", { class: "eyebrow" }, "Conformance report"),
+        h("h1", {}, product, h("span", { class: "on" }, ` on ${deviceName}`)),
+      ),
+      themeButton(),
+    ),
     verdict(total),
     ...(statement.dirty ? [dirtyNotice()] : []),
-    h("dl", { class: "facts" }, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
+    h(
+      "dl",
+      { class: "facts" },
+      facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
+    ),
   );
 }
 
 const dirtyNotice = () =>
-  h("p", { class: "notice warn" }, "Made from a tree with uncommitted changes: ", h("code", {}, "k3hal conform verify"), " rejects this package, and nothing here counts as evidence.");
+  h(
+    "p",
+    { class: "notice warn" },
+    "Made from a tree with uncommitted changes: ",
+    h("code", {}, "k3hal conform verify"),
+    " rejects this package, and nothing here counts as evidence.",
+  );
 
 /** `2026-11-30T01:00:00Z` as `2026-11-30 01:00 UTC`; anything else as it is. */
 const moment = (value) => value.replace(/^(\d{4}-\d\d-\d\d)T(\d\d:\d\d)(?::[\d.]+)?(?:Z|\+00:00)$/, "$1 $2 UTC");
 
 function selected() {
   const { backend, device: machine, ops, quick } = report.selection;
-  const names = Array.isArray(ops) ? ops.join(", ") : plain(ops);
-  return [quick ? "quick" : "full", backend && `backend ${plain(backend)}`, names && (names === "*" ? "all operators" : `operators ${names}`), machine && `device ${plain(machine)}`].filter(Boolean).join(", ");
+  const what = ops === "*" ? "all operators" : `operators ${ops}`;
+  return [quick ? "quick" : "full", what, backend && `backend ${backend}`, `device ${machine}`]
+    .filter(Boolean)
+    .join(", ");
 }
 
 function verdict(total) {
@@ -43,18 +76,30 @@ function verdict(total) {
   const tiles = SEVERITY.filter((name) => total.by[name]).map((name) =>
     h(
       "button",
-      { type: "button", class: `tile ${statusOf(name).tone}`, "aria-label": `${count(total.by[name], "check")}: ${statusOf(name).words}. Show them`, onclick: () => filterTo({ status: name }) },
+      {
+        type: "button",
+        class: `tile ${statusOf(name).tone}`,
+        "aria-label": `${count(total.by[name], "check")}: ${statusOf(name).words}. Show them`,
+        onclick: () => filterTo({ status: name }),
+      },
       h("strong", {}, total.by[name].toLocaleString("en")),
       h("span", {}, statusOf(name).words),
     ),
   );
   const share = `${total.passed.toLocaleString("en")} of ${total.of.toLocaleString("en")} passed`;
   const reach = `${count(new Set(cells.map((cell) => cell.op)).size, "operator")}, ${count(providerIds.length, "provider")}`;
-  return h("div", { class: `verdict ${tone}` }, h("div", { class: "says" }, h("strong", {}, says), h("span", {}, `${share} · ${reach}`)), h("div", { class: "tiles" }, tiles));
+  return h(
+    "div",
+    { class: `verdict ${tone}` },
+    h("div", { class: "says" }, h("strong", {}, says), h("span", {}, `${share} · ${reach}`)),
+    h("div", { class: "tiles" }, tiles),
+  );
 }
 
 function themeButton() {
-  const dark = () => (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+  const dark = () =>
+    (document.documentElement.dataset.theme ??
+      (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
   const button = h("button", { type: "button", class: "small theme", onclick: flip });
   const name = () => (button.textContent = dark() ? "Light" : "Dark");
   function flip() {
@@ -90,30 +135,57 @@ function drawEndToEnd() {
   const results = report.end_to_end;
   const note = h("p", { class: "lead" }, "Logits of a whole model against the same model in the reference precision.");
   if (results.length === 0) return section("end-to-end", "End to end", h("p", { class: "empty" }, "Not run."));
-  const columns = [["Model"], ["dtype"], ["Status"], ["Top-1 agreement", "n"], ["KL mean", "n"], ["KL max", "n"], ["RMS", "n"], ["Dispatch plan"]];
+  const numbers = [
+    ["Top-1 agreement", "n"],
+    ["KL mean", "n"],
+    ["KL max", "n"],
+    ["RMS", "n"],
+  ];
+  const columns = [
+    ["Model"],
+    ["dtype"],
+    ["Status"],
+    ...numbers,
+    ["Operators run", "n"],
+    ["Dispatch plan"],
+    ["Why", "why"],
+  ];
   const lines = results.map((one) => [
-    plain(one.preset),
-    plain(one.dtype),
-    statusBadge(plain(one.status)),
+    one.preset,
+    one.dtype,
+    statusBadge(one.status),
     typeof one.top1 === "number" ? `${number(100 * one.top1)} %` : "–",
-    ...["kl_mean", "kl_max", "rms"].map((name) => (name in one ? number(one[name]) : "–")),
+    ...["kl_mean", "kl_max", "rms"].map((name) => (one[name] === null ? "–" : number(one[name]))),
+    String(one.ran.length),
     one.plan ? h("code", {}, plain(one.plan)) : "–",
+    one.problem,
   ]);
   return section("end-to-end", "End to end", note, table("End-to-end results", columns, lines));
 }
 
 function drawWaivers() {
   const waivers = report.waivers;
-  if (waivers.length === 0) return section("waivers", "Waivers", h("p", { class: "empty" }, "None: every result stands as measured."));
-  const columns = [["Waiver"], ["Operator"], ["Provider"], ["Case"], ["Issue", "why"], ["Expires"], ["Used", "n"]];
+  if (waivers.length === 0)
+    return section("waivers", "Waivers", h("p", { class: "empty" }, "None: every result stands as measured."));
+  const columns = [
+    ["Waiver"],
+    ["Operator"],
+    ["Provider"],
+    ["Case"],
+    ["Issue", "why"],
+    ["Expires"],
+    ["Used", "n"],
+    ["Problem", "why"],
+  ];
   const lines = waivers.map((one) => [
-    h("code", {}, plain(one.id)),
-    plain(one.op),
-    h("code", {}, plain(one.provider)),
-    h("code", {}, plain(one.case)),
-    issueLink(plain(one.issue)),
-    expiry(plain(one.expires)),
-    typeof one.used === "boolean" ? (one.used ? "yes" : h("span", { class: "flag warn" }, "unused")) : plain(one.used),
+    h("code", {}, one.id),
+    one.op,
+    h("code", {}, one.provider),
+    h("code", {}, one.case),
+    issueLink(one.issue),
+    expiry(one.expires),
+    one.used ? "yes" : h("span", { class: "flag warn" }, "unused"),
+    one.problem,
   ]);
   return section("waivers", `Waivers (${waivers.length})`, table("Waivers", columns, lines));
 }
@@ -122,10 +194,16 @@ const issueLink = (url) => (/^https?:\/\//.test(url) ? h("a", { href: url, rel: 
 
 /** A date, flagged against the day the report was made: a page says the same whenever it is read. */
 function expiry(date) {
-  const days = Math.round((Date.parse(date) - Date.parse(plain(statement.created).slice(0, 10))) / 86400000);
+  const days = Math.round((Date.parse(date) - Date.parse(statement.created.slice(0, 10))) / 86400000);
   if (!Number.isFinite(days)) return date;
   if (days < 0) return h("span", {}, date, " ", h("span", { class: "flag fail" }, "expired"));
-  return h("span", {}, date, " ", h("span", { class: days < 31 ? "flag warn" : "flag" }, `${days} days after this report`));
+  return h(
+    "span",
+    {},
+    date,
+    " ",
+    h("span", { class: days < 31 ? "flag warn" : "flag" }, `${days} days after this report`),
+  );
 }
 
 const RULE =
@@ -142,13 +220,21 @@ function drawEnvironment() {
   const columns = [["Class"], ["Floor", "n"], ["Tensor", "n"], ["Slice", "n"], ["Peak", "n"]];
   const limits = Object.entries(classes).map(([name, one]) => [
     h("code", {}, name),
-    ...["floor", "tensor", "slice", "peak"].map((key) => (one.exact ? "bit-exact" : one[key] === null ? "no cap" : number(one[key]))),
+    ...["floor", "tensor", "slice", "peak"].map((key) =>
+      one.exact ? "bit-exact" : one[key] === null ? "no cap" : number(one[key]),
+    ),
   ]);
-  const hash = plain(report.policy.hash);
+  const hash = report.policy.hash;
   section(
     "environment",
     "Environment and policy",
-    h("div", { class: "pairs" }, pairs("Device", device), pairs("Versions", report.versions), pairs("Variables", report.env)),
+    h(
+      "div",
+      { class: "pairs" },
+      pairs("Device", device),
+      pairs("Versions", report.versions),
+      pairs("Variables", report.env),
+    ),
     h("h3", {}, "Tolerance policy ", hash ? h("code", { class: "quiet" }, hash.slice(0, 12)) : null),
     h("p", { class: "lead" }, RULE),
     table("Caps of each tolerance class", columns, limits),

@@ -12,9 +12,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from k3hal.conform.package import REPORT
 from k3hal.conform.page.compact import page_data
 from k3hal.conform.page.load import load_report
-from k3hal.errors import UsageError
+from k3hal.errors import InputError, UsageError
 
 # In the order in which they are joined: each uses what stands before it.
 SCRIPTS = ("dom.js", "data.js", "checks.js", "detail.js", "matrix.js", "sections.js", "main.js")
@@ -26,7 +27,11 @@ def write_page(package_dir: Path, out: Path) -> None:
 
     Raises `InputError` for a report that cannot be read or shown, `UsageError` where `out` cannot be written.
     """
-    text = render(page_data(load_report(package_dir)))
+    report = load_report(package_dir)
+    try:
+        text = render(page_data(report))
+    except ValueError as error:  # such as 1e999, which JSON allows and no number is
+        raise InputError(f"{package_dir / REPORT}: {error}") from error
     try:
         # Only the title can hold what is not text: half a surrogate pair.
         out.write_text(text, encoding="utf-8", errors="xmlcharrefreplace", newline="\n")
@@ -56,9 +61,7 @@ def embedded_json(data: Mapping[str, Any]) -> str:
 
 def _title(data: Mapping[str, Any]) -> str:
     statement, device = data["statement"], data["device"]
-    what = str(statement.get("product") or "K3HAL")
-    where = str(device.get("title") or device.get("name") or device.get("id") or "unknown device")
-    return f"{what} conformance on {where}"
+    return f"{statement['product']} conformance on {device['title'] or device['device']}"
 
 
 def _content_policy(style: str, script: str) -> str:
