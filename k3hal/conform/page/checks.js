@@ -117,8 +117,8 @@ function checkRow(row, full) {
     h("td", { class: "n wide" }, value("tensor")),
     h("td", { class: "n wide" }, value("slice")),
     h("td", { class: "n wide" }, value("peak")),
-    h("td", { class: "n wide" }, top && top.ratio !== null ? number(top.ratio) : ""),
-    h("td", { class: "n" }, top ? (Number.isFinite(share) ? `${number(100 * share)} %` : "over") : ""),
+    h("td", { class: "n wide" }, top ? (top.ratio === null ? "–" : number(top.ratio)) : ""),
+    h("td", { class: "n" }, top ? percent(share) : ""),
     h("td", { class: "n wide" }, seconds(check.seconds)),
   );
   return line;
