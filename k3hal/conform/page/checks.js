@@ -156,7 +156,9 @@ function evidence(check, full) {
         )
       : null,
     check.tensors.length ? tensorTable(check) : h("p", { class: "empty" }, "No output was judged."),
-    check.commands.length ? h("p", { class: "label" }, "Reproduce, in the package's folder") : null,
+    check.commands.length
+      ? h("p", { class: "label" }, check.case_file ? "Reproduce, in the package's folder" : "Reproduce")
+      : null,
     check.commands.map(command),
     h(
       "dl",

@@ -38,6 +38,7 @@ const count = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s
 /** How much of a cap is used, in per cent. */
 function percent(share) {
   if (!Number.isFinite(share)) return "over";
+  if (share >= 10) return "> 1000 %";
   return share > 0 && share < 0.001 ? "< 0.1 %" : `${number(100 * share)} %`;
 }
 

@@ -15,8 +15,11 @@ _OPTIONAL = (int, float, type(None))
 _LEVEL = {"dtype": _TEXT, "shape_class": _TEXT, "level": _TEXT, "passed": int, "of": int, "worst": dict}
 _REFUSAL = {"dtype": _TEXT, "phase": _TEXT, "reasons": _LIST, "cases": _LIST}
 _CLASS = dict.fromkeys(("floor", "tensor", "slice", "peak"), _OPTIONAL) | {"exact": bool}
-_TENSOR = dict.fromkeys(("name", "tolerance", "status", "problem"), _TEXT)
-_TENSOR |= dict.fromkeys(("tensor", "slice", "peak"), _NUMBER) | {"peer": _OPTIONAL}
+_TENSOR: Mapping[str, Any] = {
+    **dict.fromkeys(("name", "tolerance", "status", "problem"), _TEXT),
+    **dict.fromkeys(("tensor", "slice", "peak"), _NUMBER),
+    "peer": _OPTIONAL,
+}
 
 
 def load_report(package_dir: Path) -> dict[str, Any]:
