@@ -169,14 +169,12 @@ def serve(events: int) -> None:
             try:
                 judge = Judge(task, emit)
                 judge.run()
-            except Exception as error:  # noqa: BLE001 - the runner says it in one line and ends
+            except Exception as error:
                 emit(event="broken", message=f"{type(error).__name__}: {error}")
                 raise
             if judge.spent:
                 return
             emit(event="end", seconds=time.perf_counter() - begun)
-
-
 
 
 if __name__ == "__main__":
