@@ -58,7 +58,7 @@ def run(
         raise UsageError(f"--backend: no backend is called {backend!r}", hint=nearest(backend, known))
     machine = present(device)
     selection = Selection.on(machine, backend, op, quick)
-    limits = Limits(check=timeout, start=max(timeout, Limits.start))
+    limits = Limits(check=timeout, start=max(timeout, Limits().start))
     how = runner.How(jobs, limits, bench=bench, waivers=waivers or runner.expectations(machine.vendor))
     with _Bar() as note:
         report = runner.run(selection, out, how, note)
