@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from k3hal.debug.golden import Golden
 from k3hal.debug.verdict import Status, TensorNumbers
 from k3hal.dispatch.operator import Operator
-from k3hal.dispatch.tolerance import CLASSES, Comparison, ToleranceClass, compare
+from k3hal.dispatch.tolerance import CLASSES, Comparison, ToleranceClass, compare, rounding
 
 WARN_RATIO, FAIL_RATIO = 2.0, 4.0
 """Against the peer's error, or the floor if larger: above the first a warning, above the second a failure."""
@@ -33,10 +34,11 @@ def judge(
         if name not in actual:
             out.append(TensorNumbers(name, tolerance, "Fail", problem="missing"))
             continue
-        caps = _caps(CLASSES[tolerance], tolerance, args)
+        dtype = expected.dtypes[name] if isinstance(expected, Golden) else golden.dtype
+        caps = _caps(CLASSES[tolerance], tolerance, args).beyond_rounding(rounding(golden, dtype))
         got = compare(actual[name], golden)
         error = compare(peer[name], golden).tensor if peer and name in peer else None
-        problem = _dtype_problem(actual[name], golden) or got.problem
+        problem = _dtype_problem(actual[name], dtype) or got.problem
         status, why = ("Fail", problem) if problem else _within(got, caps, error)
         out.append(TensorNumbers(name, tolerance, status, got.tensor, got.slice, got.peak, error, why))
     return tuple(out)
@@ -52,9 +54,7 @@ def _caps(caps: ToleranceClass, tolerance: str, args: Mapping[str, Any]) -> Tole
     return replace(caps, tensor=cap, slice=caps.slice / caps.tensor * cap)
 
 
-def _dtype_problem(actual: Tensor, golden: Tensor) -> str:
-    """The golden is in fp64 where the contract says fp32."""
-    wanted = torch.float32 if golden.dtype is torch.float64 else golden.dtype
+def _dtype_problem(actual: Tensor, wanted: torch.dtype) -> str:
     return "" if actual.dtype is wanted else f"dtype {actual.dtype}, the contract says {wanted}"
 
 
