@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,11 +11,10 @@ from torch import Tensor
 from k3hal.debug.golden import Golden
 from k3hal.debug.verdict import Status, TensorNumbers
 from k3hal.dispatch.operator import Operator
-from k3hal.dispatch.tolerance import CLASSES, Comparison, ToleranceClass, compare, rounding
+from k3hal.dispatch.tolerance import Comparison, ToleranceClass, caps_of, compare, rounding
 
 WARN_RATIO, FAIL_RATIO = 2.0, 4.0
 """Against the peer's error, or the floor if larger: above the first a warning, above the second a failure."""
-_STATE_TOKENS, _STATE_CAP = 1000, 0.01
 
 
 def judge(
@@ -30,28 +27,18 @@ def judge(
     """Every output of `expected` judged. `peer` are the outputs of the CPU provider on the same case."""
     out = []
     for name, golden in expected.items():
-        tolerance = operator.outputs[name]
+        dtype = expected.dtypes[name] if isinstance(expected, Golden) else golden.dtype
+        tolerance, caps = caps_of(operator.outputs[name], dtype, args)
         if name not in actual:
             out.append(TensorNumbers(name, tolerance, "Fail", problem="missing"))
             continue
-        dtype = expected.dtypes[name] if isinstance(expected, Golden) else golden.dtype
-        caps = _caps(CLASSES[tolerance], tolerance, args).beyond_rounding(rounding(golden, dtype))
+        caps = caps.beyond_rounding(rounding(golden, dtype))
         got = compare(actual[name], golden)
         error = compare(peer[name], golden).tensor if peer and name in peer else None
         problem = _dtype_problem(actual[name], dtype) or got.problem
         status, why = ("Fail", problem) if problem else _within(got, caps, error)
         out.append(TensorNumbers(name, tolerance, status, got.tensor, got.slice, got.peak, error, why))
     return tuple(out)
-
-
-def _caps(caps: ToleranceClass, tolerance: str, args: Mapping[str, Any]) -> ToleranceClass:
-    """The caps of a class; a recurrent state's grow with the root of the longest sequence's length."""
-    cu_seqlens = args.get("cu_seqlens")
-    if tolerance != "kda_state" or cu_seqlens is None or cu_seqlens.numel() < 2:
-        return caps
-    tokens = int((cu_seqlens[1:] - cu_seqlens[:-1]).max())
-    cap = min(_STATE_CAP, caps.tensor * max(1.0, math.sqrt(tokens / _STATE_TOKENS)))
-    return replace(caps, tensor=cap, slice=caps.slice / caps.tensor * cap)
 
 
 def _dtype_problem(actual: Tensor, wanted: torch.dtype) -> str:
