@@ -33,7 +33,7 @@ class ToleranceClass:
 
 
 CLASSES: dict[str, ToleranceClass] = {
-    "fp32": ToleranceClass(1e-7, 1e-5, 1e-4, 1e-3),
+    "fp32": ToleranceClass(5e-7, 1e-5, 1e-4, 1e-3),
     "fp32_state": ToleranceClass(1e-6, 1e-5, 1e-4, 1e-3),
     "norm": ToleranceClass(0.0017, 0.003, 0.012, 0.03),
     "matmul": ToleranceClass(0.0017, 0.005, 0.016, 0.05),
