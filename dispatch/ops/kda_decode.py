@@ -117,7 +117,7 @@ def _samples() -> Iterator[Sample]:
 OPERATOR = Operator(
     reference=kda_decode,
     family="kda",
-    outputs={"out": "matmul", "conv_state": "exact", "state": "kda_state"},
+    outputs={"out": "matmul", "conv_state": "exact", "state": "kda_layer_state"},
     samples=_samples,
     cost=_cost,
     mutates=("conv_state", "state"),
