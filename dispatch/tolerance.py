@@ -96,16 +96,16 @@ class Comparison:
         return self.tensor <= tolerance.tensor and self.slice <= tolerance.slice and self.peak <= tolerance.peak
 
 
-def rounding(golden: Tensor, dtype: torch.dtype) -> Comparison:
+def rounding(golden: Tensor, dtype: torch.dtype, head: int = 0) -> Comparison:
     """What rounding a golden to `dtype` costs it; nothing where it is of that dtype."""
-    return Comparison(0.0, 0.0, 0.0) if golden.dtype is dtype else compare(golden.to(dtype), golden)
+    return Comparison(0.0, 0.0, 0.0) if golden.dtype is dtype else compare(golden.to(dtype), golden, head)
 
 
-def compare(actual: Tensor, golden: Tensor) -> Comparison:
+def compare(actual: Tensor, golden: Tensor, head: int = 0) -> Comparison:
     """Judge `actual` against `golden` (same shape; golden may be wider). Non-finite masks must agree.
 
     Slices are rows (all leading dims flattened) and last-axis columns of at least 32 elements, their RMS floored at
-    1e-3 of the tensor's.
+    1e-3 of the tensor's. `head` is the width of one head where a row holds several: each is a slice of its own.
     """
     import torch
 
@@ -124,9 +124,15 @@ def compare(actual: Tensor, golden: Tensor) -> Comparison:
         worst = float(error.abs().max())
         return Comparison(worst, worst, worst)
     rows_e, rows_g = (t.reshape(-1, t.shape[-1]) if t.ndim else t.reshape(1, 1) for t in (error, g))
-    worst = 0.0
-    for axis in (0, 1):
-        if rows_e.shape[axis] >= MIN_SLICE:
-            below = rows_g.square().mean(axis).sqrt().clamp_min(1e-3 * rms)
-            worst = max(worst, float((rows_e.square().mean(axis).sqrt() / below).max()))
+    worst = max(_worst_slice(rows_e, rows_g, axis, rms) for axis in (0, 1))
+    if head:
+        worst = max(worst, _worst_slice(rows_e.reshape(-1, head), rows_g.reshape(-1, head), 1, rms))
     return Comparison(float(error.square().mean().sqrt()) / rms, worst, float(error.abs().max()) / rms)
+
+
+def _worst_slice(error: Tensor, golden: Tensor, axis: int, rms: float) -> float:
+    """The largest error along an axis of rows; 0 where the slices are too short to say."""
+    if error.shape[axis] < MIN_SLICE:
+        return 0.0
+    below = golden.square().mean(axis).sqrt().clamp_min(1e-3 * rms)
+    return float((error.square().mean(axis).sqrt() / below).max())

@@ -118,6 +118,7 @@ OPERATOR = Operator(
     reference=kda_decode,
     family="kda",
     outputs={"out": "matmul", "conv_state": "exact", "state": "kda_layer_state"},
+    heads={"out": "norm_weight"},
     samples=_samples,
     cost=_cost,
     mutates=("conv_state", "state"),

@@ -95,6 +95,7 @@ OPERATOR = Operator(
     reference=kda_verify,
     family="kda",
     outputs={"out": "matmul", "u": "kda_layer_state", "k": "norm", "gate": "exact", "conv_in": "exact"},
+    heads={"out": "norm_weight"},
     samples=_samples,
     cost=_cost,
     weights=("conv_weight", "A_log", "dt_bias", "norm_weight"),
