@@ -266,11 +266,15 @@ def _decision_json(decision: Decision) -> dict[str, Any]:
         "policy": decision.policy,
         "composed": decision.composed,
         "reference": decision.reference,
+        "tactic": decision.tactic if decision.tactic_source else None,
+        "tactic_source": decision.tactic_source,
         "parts": {op: _decision_json(part) for op, part in decision.parts.items()},
     }
 
 
 def _print_decision(op: str, decision: Decision, depth: int) -> None:
     typer.echo(f"{'    ' * depth}{op} -> {decision.provider}  ({decision.policy})")
+    if decision.tactic_source:
+        typer.echo(f"{'    ' * depth}    tactic {decision.tactic}: {decision.tactic_source}")
     for name, part in decision.parts.items():
         _print_decision(name, part, depth + 1)
