@@ -152,14 +152,15 @@ def fingerprint(provider: Provider, device: DeviceDescription) -> Fingerprint:
 def source_hash(provider: Provider) -> str:
     """SHA-256 of the files a provider's results may depend on: its backend's package, and what defines operators and
     says which results are right. Empty for a provider that was not read from a file, whose tactics nobody can tune."""
-    name = provider.fn.__module__
-    depth = 3 if name.startswith(_IN_TREE) else 1
-    module = sys.modules.get(".".join(name.split(".")[:depth])) or sys.modules.get(name)
-    file = getattr(module, "__file__", None)
-    if file is None:
-        return ""
-    root = Path(file).parent if hasattr(module, "__path__") else Path(file)
-    return _hash_of((root, Path(ops.__path__[0]), Path(tolerance.__file__)))
+    words = provider.fn.__module__.split(".")
+    first = 3 if provider.fn.__module__.startswith(_IN_TREE) else 1
+    # A namespace package has no file; what lies deepest in it is the backend's.
+    for depth in range(first, len(words) + 1):
+        module = sys.modules.get(".".join(words[:depth]))
+        if file := getattr(module, "__file__", None):
+            root = Path(file).parent if hasattr(module, "__path__") else Path(file)
+            return _hash_of((root, Path(ops.__path__[0]), Path(tolerance.__file__)))
+    return ""
 
 
 @cache

@@ -15,6 +15,7 @@ from k3hal.cli.op_compare import compare
 from k3hal.cli.op_dump import dump
 from k3hal.cli.op_replay import replay
 from k3hal.cli.op_run import run_operator
+from k3hal.cli.op_tune import tune
 from k3hal.cli.output import print_json
 from k3hal.errors import UsageError
 
@@ -32,6 +33,7 @@ app.command("dump")(dump)
 app.command("replay")(replay)
 app.command("bisect")(bisect)
 app.command("bench")(bench)
+app.command("tune")(tune)
 
 AnyDevice = Annotated[
     str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda:1, rocm, npu, or a described one (mi355x).")
