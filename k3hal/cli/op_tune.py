@@ -130,8 +130,9 @@ def _print(result: Result) -> None:
         for timed in result.timed:
             if (timed.phase, timed.dims) == (entry.phase, entry.dims):
                 was = timed.result
-                typer.echo(f"        {timed.tactic:<14} {1e6 * was.seconds:.1f} us, default {1e6 * was.default_seconds:.1f}"
-                           f" us, saves {100 * was.gain:.1f} %, noise {100 * was.noise:.1f} %")  # fmt: skip
+                times = f"{1e6 * was.seconds:.1f} us, default {1e6 * was.default_seconds:.1f} us"
+                gain = f"saves {100 * was.gain:.1f} %, noise {100 * was.noise:.1f} %"
+                typer.echo(f"        {timed.tactic:<14} {times}, {gain}")
     for kind, rejections in (("rejected", result.new), ("rejected before", result.known)):
         for rejection in rejections:
             typer.echo(f"    {kind}: {rejection.tactic}, {rejection.reason}\n        case: {rejection.case}")

@@ -1,4 +1,4 @@
-"""The process that `forks` starts: `python -m k3hal.debug.fork_server [PLUGIN…]`, orders on stdin, replies on stdout."""
+"""The process that `forks` starts, with backend modules as arguments: orders on stdin, replies on stdout."""
 
 from __future__ import annotations
 

@@ -49,10 +49,17 @@ class Forks:
         command = [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m", SERVER, *self._plugins]
         pipe = subprocess.PIPE
         self._server = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._errors, text=True)
-        self._reply()
+        try:
+            self._reply()
+        except BaseException:
+            self._close()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._close()
+
+    def _close(self) -> None:
         assert self._server.stdin and self._server.stdout
         self._server.stdin.close()
         self._server.wait()

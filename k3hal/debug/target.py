@@ -72,7 +72,8 @@ def find_target(case: Case, name: str, device: DeviceDescription, registry: Regi
     """The target called `name` (a provider's id, name or backend, `reference`, `composed`, `current`) for a case.
 
     A provider may be followed by `:TACTIC`; without that it is its default tactic, while `current` has the tactic that
-    tuning found. Raises `UsageError` for an unknown name and `DispatchError`, with the reasons, when it does not run the case.
+    tuning found. Raises `UsageError` for an unknown name and `DispatchError`, with the reasons, when it does not run
+    the case.
     """
     registry = registry or default_registry()
     overrides = () if name == CURRENT else parse_overrides(f"{case.op}={name}", "--provider", registry)

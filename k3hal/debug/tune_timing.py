@@ -33,13 +33,12 @@ class Comparison:
 def paired(
     default: Callable[[], Any], tactic: Callable[[], Any], synchronize: Callable[[], None], seconds: float
 ) -> list[Round]:
-    """`ROUNDS` rounds within about `seconds`; a sample is as many calls as take its share of that."""
+    """`ROUNDS` rounds within about `seconds`; every sample of a round is of equally many calls."""
     functions = (default, tactic, default)
     for function in functions:
         function()
-    share = seconds / (ROUNDS * len(functions))
-    once = max(min(_seconds(function, synchronize, 1) for function in functions), 1e-7)
-    calls = max(1, int(share / once))
+    once = max(sum(_seconds(function, synchronize, 1) for function in functions), 1e-7)
+    calls = max(1, int(seconds / ROUNDS / once))
     out = []
     for _ in range(ROUNDS):
         before, mine, after = (_seconds(function, synchronize, calls) for function in functions)
