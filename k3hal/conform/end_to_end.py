@@ -9,7 +9,7 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,8 +71,8 @@ def compare_logits(logits: Tensor, good: Tensor, caps: Caps) -> dict[str, Any]:
     rms = (a - g).square().mean(-1).sqrt() / g.square().mean(-1).sqrt().clamp_min(1e-30)
     same = (a.argmax(-1) == g.argmax(-1)).double().mean()
     numbers = {"top1": float(same), "kl_mean": float(kl.mean()), "kl_max": float(kl.max()), "rms": float(rms.max())}
-    bad = [f"{name} {numbers[name]:.3g} is above its cap {getattr(caps, name):g}" for name in ("kl_mean", "kl_max", "rms")
-           if numbers[name] > getattr(caps, name)]  # fmt: skip
+    limits = {name: getattr(caps, name) for name in ("kl_mean", "kl_max", "rms")}
+    bad = [f"{name} {numbers[name]:.3g} is above its cap {cap:g}" for name, cap in limits.items() if numbers[name] > cap]
     if numbers["top1"] < caps.top1:
         bad.append(f"top1 {numbers['top1']:.3g} is below {caps.top1:g}")
     return {**numbers, "status": "Fail" if bad else "Pass", "problem": "; ".join(bad)}
@@ -108,13 +108,13 @@ def _logits(folder: Path, device: str, dtype: str, ops: str | None) -> tuple[Ten
 
 
 def end_to_end_isolated(
-    preset: str, device: str, ops: str | None, dtypes: Sequence[str] = tuple(CAPS), timeout: float = 600.0
+    preset: str, device: str, ops: str | None, threads: int, *, timeout: float = 600.0
 ) -> list[EndToEnd]:
     """`run_end_to_end` of a preset built from seed 0, in a process of its own: a crash or a hang is the result."""
     with tempfile.TemporaryDirectory(prefix="k3hal-conform-") as folder:
         result = Path(folder) / "result.json"
         command = [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m", __name__, str(result)]
-        job = json.dumps({"preset": preset, "device": device, "ops": ops, "dtypes": list(dtypes)})
+        job = json.dumps({"preset": preset, "device": device, "ops": ops, "threads": threads})
         status, problem = "Crash", ""
         try:
             done = subprocess.run(command, input=job, capture_output=True, text=True, timeout=timeout, check=False)
@@ -122,17 +122,18 @@ def end_to_end_isolated(
         except subprocess.TimeoutExpired:
             status, problem = "Timeout", f"did not end within {timeout:g} s"
         if not result.exists():
-            return [EndToEnd(preset, dtype, status, problem) for dtype in dtypes]
+            return [EndToEnd(preset, dtype, status, problem) for dtype in CAPS]
         made = json.loads(result.read_text("utf-8"))
         return [EndToEnd(**one | {"ran": tuple((op, name) for op, name in one["ran"])}) for one in made]
 
 
 def main(job: dict[str, Any], result: Path) -> None:
     """Make the preset's checkpoint from its seed and check it; the outcome goes to a file, whole or not at all."""
+    torch.set_num_threads(job["threads"])
     with tempfile.TemporaryDirectory(prefix="k3hal-conform-") as folder:
         model = Path(folder) / job["preset"]
         write_preset(job["preset"], model, seed=0)
-        done = [run_end_to_end(job["preset"], model, dtype, job["device"], job["ops"]) for dtype in job["dtypes"]]
+        done = [run_end_to_end(job["preset"], model, dtype, job["device"], job["ops"]) for dtype in CAPS]
     partial = result.with_suffix(".partial")
     partial.write_text(json.dumps([dataclasses.asdict(one) for one in done]), "utf-8")
     os.replace(partial, result)

@@ -36,7 +36,7 @@ _DRIVERS = {
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """Which code was judged. `commit` is empty where the package is not in a git checkout; the version then names it."""
+    """Which code was judged. `commit` is empty outside a git checkout; the version names it then."""
 
     version: str
     commit: str

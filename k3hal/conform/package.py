@@ -29,7 +29,14 @@ _PARTS: Mapping[str, type | tuple[type, ...]] = {
 _FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "statement": {"product": str, "version": str, "commit": str, "dirty": bool, "created": str},
     "device": dict.fromkeys(("device", "title", "vendor", "arch", "driver", "system"), str),
-    "selection": {"device": str, "backend": (str, type(None)), "ops": str, "quick": bool, "large": bool, "graphs": bool},
+    "selection": {
+        "device": str,
+        "backend": (str, type(None)),
+        "ops": str,
+        "quick": bool,
+        "large": bool,
+        "graphs": bool,
+    },
     "must_pass": {"hash": str, "count": int},
     "policy": {"hash": str, "classes": dict},
     "providers": {

@@ -55,7 +55,7 @@ class Child:
 
     def __init__(self) -> None:
         self._read, write = os.pipe()
-        self._errors = tempfile.TemporaryFile()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         command = [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m", MODULE, str(write)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._errors, pass_fds=(write,)

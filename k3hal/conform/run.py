@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +68,10 @@ def run(selection: Selection, out: Path, how: How, note: Note) -> dict[str, Any]
     ops = selection.operators()
     found = {op: candidates(op, selection.checks(op), device, registry, selection.backend) for op in ops}
     with new_package(out) as folder:
-        outcomes = _run_all(selection, found, folder / CASES, how, note)
+        outcomes, ends = _run_all(selection, found, folder / CASES, how, note)
         results = [result for op in ops for result in outcomes[op].results]
         whole = not selection.quick and selection.backend is None
         results, waived = apply_waivers(results, waivers, ops, _today(), whole)
-        ends = list(_end_to_end(selection, how))
         measured = _measured(selection, found, how)
         report = {
             "schema": SCHEMA,
@@ -106,17 +106,19 @@ def _today() -> datetime.date:
 
 def _run_all(
     selection: Selection, found: Mapping[str, list[Candidate]], folder: Path, how: How, note: Note
-) -> dict[str, Outcome]:
-    """The outcome of every operator, from lanes that take one operator after another."""
+) -> tuple[dict[str, Outcome], list[EndToEnd]]:
+    """The outcome of every operator, from lanes that take one operator after another, and the end-to-end checks."""
     cpus = len(os.sched_getaffinity(0))
-    jobs = how.jobs or (min(cpus, 8) if not selection.large else 1)
+    jobs = how.jobs or (1 if selection.large else min(cpus, 8))
+    threads = max(1, cpus // jobs)
     tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
-    total = 0
+    total, outcomes = 0, dict.fromkeys(found, Outcome([], {}))
     for op in sorted(found, key=lambda op: -_weight(selection, op)):
         mine = tuple(one for one in found[op] if one.available)
         total += len(mine) * len(selection.checks(op))
-        tasks.put(Task(op, selection, mine, str(folder), plugins=how.plugins, threads=max(1, cpus // jobs)))
-    done, outcomes, lock = 0, {}, threading.Lock()
+        if mine:
+            tasks.put(Task(op, selection, mine, str(folder), plugins=how.plugins, threads=threads))
+    done, lock = 0, threading.Lock()
 
     def advance(op: str, more: int) -> None:
         nonlocal done
@@ -126,18 +128,18 @@ def _run_all(
 
     def lane() -> None:
         with Lane(how.limits) as mine:
-            while not tasks.empty():
+            while True:
                 try:
                     task = tasks.get_nowait()
                 except queue.Empty:
                     return
-                empty = Outcome([], {})
-                outcomes[task.op] = mine.run(task, lambda n: advance(task.op, n)) if task.candidates else empty
+                outcomes[task.op] = mine.run(task, partial(advance, task.op))
 
     with ThreadPoolExecutor(jobs) as pool:
+        ends = [pool.submit(_end_to_end, preset, selection, threads) for preset in _presets(selection, how)]
         for future in [pool.submit(lane) for _ in range(jobs)]:
             future.result()
-    return outcomes
+        return outcomes, [one for future in ends for one in future.result()]
 
 
 def _weight(selection: Selection, op: str) -> int:
@@ -146,13 +148,16 @@ def _weight(selection: Selection, op: str) -> int:
     return len(checks) + 1000 * sum(check.shape_class in ("k3", "device") for check in checks)
 
 
-def _end_to_end(selection: Selection, how: How) -> Iterable[EndToEnd]:
-    """The presets on the device. Left out where only some operators are asked for."""
+def _presets(selection: Selection, how: How) -> tuple[str, ...]:
+    """The models of the end-to-end check. None where only some operators, or backends of no process, are judged."""
     if selection.ops != EVERYTHING or how.plugins:
-        return
+        return ()
+    return QUICK_PRESETS if selection.quick else PRESETS
+
+
+def _end_to_end(preset: str, selection: Selection, threads: int) -> list[EndToEnd]:
     ops = f"*={selection.backend}" if selection.backend else None
-    for preset in QUICK_PRESETS if selection.quick else PRESETS:
-        yield from end_to_end_isolated(preset, selection.device, ops)
+    return end_to_end_isolated(preset, selection.device, ops, threads)
 
 
 def _measured(selection: Selection, found: Mapping[str, list[Candidate]], how: How) -> list[dict[str, Any]]:
@@ -224,3 +229,13 @@ def _plan_name(one: EndToEnd) -> str:
 def _end_json(one: EndToEnd) -> dict[str, Any]:
     fields = {name: getattr(one, name) for name in EndToEnd.__dataclass_fields__ if name not in ("plan", "ran")}
     return {**fields, "ran": [list(pair) for pair in one.ran], "plan": _plan_name(one) if one.plan else PLAN}
+
+
+def exit_code(report: Mapping[str, Any]) -> int:
+    """3 after a crash or a hang, 1 for a failure or a waiver that is wrong, 2 where nothing could be judged, else 0."""
+    statuses = {check["status"] for check in report["checks"]} | {one["status"] for one in report["end_to_end"]}
+    if statuses & {"Crash", "Timeout"}:
+        return 3
+    if "Fail" in statuses or any(waiver["problem"] for waiver in report["waivers"]):
+        return 1
+    return 0 if statuses & {"Pass", "QualityWarning", "Waived"} else 2

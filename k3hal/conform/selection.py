@@ -90,10 +90,11 @@ def candidates(op: str, checks: list[Check], device: DeviceDescription, registry
 
     Without `backend`, providers that selection takes only by name are left out.
     """
-    found = []
-    for provider in registry.of(op):
-        if provider.backend == backend if backend else registry.backends[provider.backend].auto:
-            found.append(_candidate(op, provider.id, provider.backend, asker(provider), checks, device))
+    found = [
+        _candidate(op, provider.id, provider.backend, asker(provider), checks, device)
+        for provider in registry.of(op)
+        if (provider.backend == backend if backend else registry.backends[provider.backend].auto)
+    ]
     if not any(one.available for one in found) and get_operator(op).lowering and not backend:
         composed = _candidate(op, COMPOSED, "dispatch", composing(device, registry), checks, device)
         found += [composed] if composed.available else []

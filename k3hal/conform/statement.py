@@ -69,7 +69,9 @@ def _note(one: Mapping[str, Any]) -> str:
     reasons = sorted({reason for refusal in one["refusals"] for reason in refusal["reasons"]})
     if not one["levels"]:
         return "says No: " + "; ".join(reasons)
-    weaker = [f"{row['dtype']} {row['shape_class']} {row['level']}" for row in one["levels"] if row["level"] != one["level"]]
+    weaker = [
+        f"{row['dtype']} {row['shape_class']} {row['level']}" for row in one["levels"] if row["level"] != one["level"]
+    ]
     return ", ".join(weaker)  # fmt: skip
 
 

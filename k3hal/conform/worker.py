@@ -113,9 +113,9 @@ class Judge:
             return dataclasses.replace(empty, problems=tuple(said)) if check.kind == SAMPLE else None
         if problem := self._crashing_answer(check, one):
             return dataclasses.replace(empty, status="Fail", problems=(problem,))
-        target, peer = self._target(one, check), None
-        if self._device.vendor != "cpu":  # there a peer would be the CPU provider itself: caps and floors judge alone
-            peer = peer_of(self._at.case(check), target, self._host, self._registry)
+        target = self._target(one, check)
+        # Where the only CPU provider is the one that is judged there is no peer: caps judge alone.
+        peer = peer_of(self._at.case(check), target, self._host, self._registry)
         result = run_check(target, check, peer=peer, at=self._at)
         return result and dataclasses.replace(result, provider=one.provider)
 
@@ -169,14 +169,12 @@ def serve(events: int) -> None:
             try:
                 judge = Judge(task, emit)
                 judge.run()
-            except Exception as error:  # noqa: BLE001 - the runner says it in one line and ends
+            except Exception as error:
                 emit(event="broken", message=f"{type(error).__name__}: {error}")
                 raise
             if judge.spent:
                 return
             emit(event="end", seconds=time.perf_counter() - begun)
-
-
 
 
 if __name__ == "__main__":
