@@ -63,7 +63,7 @@ function heading(full) {
     ["Tensor", "n wide"],
     ["Slice", "n wide"],
     ["Peak", "n wide"],
-    ["× peer", "n wide"],
+    ["Ratio", "n wide"],
     ["Of cap", "n"],
     ["Time", "n wide"],
   ];
@@ -179,7 +179,7 @@ function tensorTable(check) {
     ["Slice", "n"],
     ["Peak", "n"],
     ["Peer", "n"],
-    ["Ratio to peer", "n"],
+    ["Ratio", "n"],
     ["Why", "why"],
   ];
   const lines = check.tensors.map((tensor) => [
@@ -187,11 +187,22 @@ function tensorTable(check) {
     statusBadge(tensor.status),
     tensor.tolerance,
     ...["tensor", "slice", "peak"].map((name) => measured(tensor, name)),
-    tensor.peer === null ? "none" : number(tensor.peer),
+    peerOf(tensor),
     tensor.ratio === null ? "–" : `${number(tensor.ratio)} ×`,
     tensor.problem,
   ]);
   return table(`Numbers of ${check.case}`, columns, lines);
+}
+
+/** The peer's error with the floor beneath: the larger one is what the ratio is to. */
+function peerOf(tensor) {
+  const floor = tensor.caps?.floor;
+  return h(
+    "span",
+    { class: "measured" },
+    h("span", {}, tensor.peer === null ? "none" : number(tensor.peer)),
+    floor ? h("span", { class: "cap" }, `floor ${number(floor)}`) : null,
+  );
 }
 
 /** A number over its cap, with a bar for how much of the cap it takes. */

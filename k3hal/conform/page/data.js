@@ -35,10 +35,10 @@ function tensorOf([name, tolerance, status, tensor, slice, peak, peer, problem])
   };
 }
 
-/** Against the peer's error, or the class's floor if that is larger; null where there is no peer. */
+/** Against the peer's error, or the class's floor where that is larger or there is no peer; null where neither is. */
 function ratioToPeer(tensor, peer, caps) {
-  if (tensor === null || peer === null || !caps) return null;
-  const least = Math.max(peer, caps.floor ?? 0);
+  if (tensor === null || !caps) return null;
+  const least = Math.max(peer ?? 0, caps.floor ?? 0);
   return least > 0 ? tensor / least : null;
 }
 
