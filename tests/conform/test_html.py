@@ -186,6 +186,7 @@ def test_a_malformed_report_is_one_line(tmp_path: Path, text: str, says: str) ->
     [
         (("checks", 1, "status"), "Passed", "checks 1: status is 'Passed'"),
         (("checks", 1, "problems"), [1], "checks 1: problems: 1 is not a string"),
+        (("checks", 1, "problems"), [[]], "checks 1: problems: [] is not a string"),
         (("checks", 0, "tensors", 0, "slice"), "0.1", "checks 0: tensors: 'slice' is str"),
         (("checks", 0, "tensors", 0, "peer"), True, "checks 0: tensors: 'peer' is bool"),
         (("providers", 0, "levels"), {}, "providers 0: 'levels' is dict"),

@@ -38,8 +38,9 @@ def load_report(package_dir: Path) -> dict[str, Any]:
 
 
 def _check_result(where: str, check: CheckResult) -> None:
-    if odd := next((problem for problem in check.problems if not isinstance(problem, str)), None):
-        raise InputError(f"{where}: problems: {odd!r} is not a string")
+    for problem in check.problems:
+        if not isinstance(problem, str):
+            raise InputError(f"{where}: problems: {problem!r} is not a string")
     for tensor in check.tensors:
         _check(f"{where}: tensors", {key: getattr(tensor, key) for key in _TENSOR}, _TENSOR)
 
