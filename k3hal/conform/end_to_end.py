@@ -72,7 +72,9 @@ def compare_logits(logits: Tensor, good: Tensor, caps: Caps) -> dict[str, Any]:
     same = (a.argmax(-1) == g.argmax(-1)).double().mean()
     numbers = {"top1": float(same), "kl_mean": float(kl.mean()), "kl_max": float(kl.max()), "rms": float(rms.max())}
     limits = {name: getattr(caps, name) for name in ("kl_mean", "kl_max", "rms")}
-    bad = [f"{name} {numbers[name]:.3g} is above its cap {cap:g}" for name, cap in limits.items() if numbers[name] > cap]
+    bad = [
+        f"{name} {numbers[name]:.3g} is above its cap {cap:g}" for name, cap in limits.items() if numbers[name] > cap
+    ]
     if numbers["top1"] < caps.top1:
         bad.append(f"top1 {numbers['top1']:.3g} is below {caps.top1:g}")
     return {**numbers, "status": "Fail" if bad else "Pass", "problem": "; ".join(bad)}

@@ -113,9 +113,9 @@ class Judge:
             return dataclasses.replace(empty, problems=tuple(said)) if check.kind == SAMPLE else None
         if problem := self._crashing_answer(check, one):
             return dataclasses.replace(empty, status="Fail", problems=(problem,))
-        target = self._target(one, check)
-        # Where the only CPU provider is the one that is judged there is no peer: caps judge alone.
-        peer = peer_of(self._at.case(check), target, self._host, self._registry)
+        target, peer = self._target(one, check), None
+        if self._device.vendor != "cpu":  # there a peer would be the CPU provider itself: caps and floors judge alone
+            peer = peer_of(self._at.case(check), target, self._host, self._registry)
         result = run_check(target, check, peer=peer, at=self._at)
         return result and dataclasses.replace(result, provider=one.provider)
 
