@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
@@ -13,6 +13,9 @@ from packaging.version import InvalidVersion
 from k3hal.dispatch.call import Answer, Call, No, Yes
 
 F = TypeVar("F", bound=Callable[..., Any])
+Functions: TypeAlias = Mapping[str, Callable[..., Any]]
+DEFAULT = "default"
+"""The tactic that is the provider's own function."""
 ATTRIBUTE = "__k3hal_providers__"
 RESERVED = ("reference", "composed", "dispatch")
 """Names that mean something else in an override or a plan."""
@@ -93,7 +96,9 @@ class Provider:
     """A declared provider. `fn` has the operator's signature and is called directly, with nothing in between.
 
     `prepare`, if given, is called once at load with the operator's weight arguments by keyword and returns them in
-    the layout `fn` wants, under the same names.
+    the layout `fn` wants, under the same names. `tactics` are other functions of the same signature that do the same
+    from the same layout (another tile, another chunk), by name, or what gives them for a class of calls; `fn` itself
+    is the tactic `default`. Which is taken is measured, never guessed: `k3hal op tune`.
     """
 
     op: str
@@ -106,10 +111,15 @@ class Provider:
     graph_safe: bool = False
     deterministic: bool = True
     backend: str = ""
+    tactics: Functions | Callable[[Call], Functions] | None = None
 
     @property
     def id(self) -> str:
         return f"{self.backend}.{self.name}"
+
+    def tactics_for(self, call: Call) -> Functions:
+        """The functions of a class of calls by tactic, `default` first. An exception inside is the provider's bug."""
+        return {DEFAULT: self.fn, **(self.tactics(call) if callable(self.tactics) else self.tactics or {})}
 
     def answer(self, call: Call) -> Answer:
         """Yes, or No with every reason known without running anything. An exception inside is the provider's bug."""
@@ -129,16 +139,19 @@ def provides(
     priority: int | None = None,
     graph_safe: bool = False,
     deterministic: bool = True,
+    tactics: Functions | Callable[[Call], Functions] | None = None,
 ) -> Callable[[F], F]:
     """Declare the decorated function a provider of `op`. The function itself is returned unchanged.
 
-    It must be the outermost decorator, since what it decorates is what is called. Raises ValueError for a name that
-    could not be typed in an override or is reserved, or a malformed version specifier.
+    It must be the outermost decorator, since what it decorates is what is called. Raises ValueError for a name (of the
+    provider or of a tactic) that could not be typed in an override or is reserved, or a malformed version specifier.
     """
-    if not name.replace("_", "").isalnum():
-        raise ValueError(f"provider name {name!r} must be letters, digits and underscores")
-    if name in RESERVED:
-        raise ValueError(f"provider name {name!r} is reserved")
+    named = () if tactics is None or callable(tactics) else tactics
+    for kind, word in (("provider", name), *(("tactic", tactic) for tactic in named)):
+        if not word.replace("_", "").isalnum():
+            raise ValueError(f"{kind} name {word!r} must be letters, digits and underscores")
+        if word in (*RESERVED, DEFAULT):
+            raise ValueError(f"{kind} name {word!r} is reserved")
     try:
         for wanted in needs.packages.values():
             SpecifierSet(wanted)
@@ -146,7 +159,7 @@ def provides(
         raise ValueError(f"provider {name!r} of {op}: {error}") from None
 
     def declare(fn: F) -> F:
-        provider = Provider(op, name, fn, needs, supports, prepare, priority, graph_safe, deterministic)
+        provider = Provider(op, name, fn, needs, supports, prepare, priority, graph_safe, deterministic, "", tactics)
         setattr(fn, ATTRIBUTE, (*getattr(fn, ATTRIBUTE, ()), provider))
         return fn
 

@@ -15,6 +15,7 @@ from k3hal.cli.op_compare import compare
 from k3hal.cli.op_dump import dump
 from k3hal.cli.op_replay import replay
 from k3hal.cli.op_run import run_operator
+from k3hal.cli.op_tune import tune
 from k3hal.cli.output import print_json
 from k3hal.errors import UsageError
 
@@ -32,6 +33,7 @@ app.command("dump")(dump)
 app.command("replay")(replay)
 app.command("bisect")(bisect)
 app.command("bench")(bench)
+app.command("tune")(tune)
 
 AnyDevice = Annotated[
     str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda:1, rocm, npu, or a described one (mi355x).")
@@ -266,11 +268,15 @@ def _decision_json(decision: Decision) -> dict[str, Any]:
         "policy": decision.policy,
         "composed": decision.composed,
         "reference": decision.reference,
+        "tactic": decision.tactic if decision.tactic_source else None,
+        "tactic_source": decision.tactic_source,
         "parts": {op: _decision_json(part) for op, part in decision.parts.items()},
     }
 
 
 def _print_decision(op: str, decision: Decision, depth: int) -> None:
     typer.echo(f"{'    ' * depth}{op} -> {decision.provider}  ({decision.policy})")
+    if decision.tactic_source:
+        typer.echo(f"{'    ' * depth}    tactic {decision.tactic}: {decision.tactic_source}")
     for name, part in decision.parts.items():
         _print_decision(name, part, depth + 1)
