@@ -10,6 +10,7 @@ from torch import Tensor
 
 from k3hal.dispatch.operator import Cost, Operator, Sample
 from k3hal.dispatch.ops._paged import DTYPES, K3_TP8, MlaShape, into_pages
+from k3hal.dispatch.sampling_inputs import far_apart
 
 FP8_MAX = 448.0
 
@@ -33,15 +34,16 @@ def mla_cache_insert(latent: Tensor, k_pe: Tensor, kv_cache: Tensor, rows: Tenso
 def _sample(name: str, shape: MlaShape, dtype: str, rows: list[int], pages: int, tags: set[str]) -> Sample:
     def make(g: torch.Generator) -> dict[str, Any]:
         tokens, kind = len(rows), DTYPES[dtype]
-        fused = torch.randn(tokens, shape.entry + 5, generator=g) * 100
+        fused = torch.randn(tokens, shape.entry + 5, generator=g) * (300 if "fp8" in name else 100)
         fused[[row < 0 for row in rows]] = torch.nan
         fused = fused.to(kind)
         cache = torch.randn(pages, shape.page_tokens, shape.entry, generator=g)
         cache[0] = torch.nan
+        stored = into_pages(cache, DTYPES[shape.kv_dtype], "strided" in name)
         return {
             "latent": fused[:, : shape.kv_lora].contiguous(),
             "k_pe": fused[:, shape.kv_lora : shape.entry],
-            "kv_cache": into_pages(cache, DTYPES[shape.kv_dtype], "strided" in name),
+            "kv_cache": far_apart(stored) if name == "beyond_2_31" else stored,
             "rows": torch.tensor(rows, dtype=torch.int64),
         }
 
@@ -59,6 +61,7 @@ def samples() -> Iterator[Sample]:
     yield _sample("strided_padding", bf16, "bfloat16", [4, -1, 11], 3, {"edge"})
     yield _sample("fp8", fp8, "bfloat16", [4, -1, 11, 6], 3, {"tiny"})
     yield _sample("fp8_strided", fp8, "float32", [4, 8], 3, {"edge"})
+    yield _sample("beyond_2_31", fp8, "bfloat16", [17, 9, -1, 6], 5, {"edge", "adversarial"})
     yield _sample("k3_step", K3_TP8, "bfloat16", list(range(64, 64 + 513)), 12, {"k3"})
 
 

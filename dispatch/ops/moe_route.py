@@ -35,6 +35,8 @@ def _logits(g: torch.Generator, tokens: int, experts: int, kind: str) -> tuple[T
         logits = torch.randint(0, 3, (tokens, experts), generator=g).float()
     elif kind == "all_equal":
         logits = torch.full((tokens, experts), 0.25)
+    elif kind == "all_zero":
+        logits = torch.full((tokens, experts), -200.0)
     elif kind == "saturated":
         logits = torch.where(logits > 0, 200.0, -200.0)
     elif kind == "biased":
@@ -62,6 +64,7 @@ def samples() -> Iterator[Sample]:
     yield _sample("ties", 17, 33, 7, {"edge", "adversarial"})
     yield _sample("all_equal", 4, 16, 5, {"edge", "adversarial"})
     yield _sample("saturated", 4, 16, 12, {"edge", "adversarial"})
+    yield _sample("all_zero", 2, 16, 3, {"edge", "adversarial"})
     yield _sample("every_expert", 4, 6, 6, {"edge"})
     yield _sample("no_rows", 0, 8, 2, {"edge", "adversarial"})
     yield _sample("k3", 65, 896, 16, {"k3"})

@@ -10,14 +10,13 @@ from typing import Any
 
 from k3hal.conform.faults import Fault, base_of, catalogue
 from k3hal.conform.result import BAD, INVARIANT, SAMPLE, CheckResult
-from k3hal.conform.suite import Workpiece, Check, checks_of, run_check
+from k3hal.conform.suite import Check, Workpiece, checks_of, run_check
 from k3hal.debug.target import Target, peer_of
 from k3hal.dispatch.errors import UsageError
 from k3hal.dispatch.probe import probe
 from k3hal.dispatch.registry import get_operator
 
 SCHEMA = "k3hal.conform_selftest/1"
-_HEAVY = frozenset({"k3", "device"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ class SelfTest:
         begun = time.perf_counter()
         base = base_of(fault.op)
         target, count = fault.planted(base), 0
-        for count, check in enumerate(ordered(fault, self.full), 1):
+        for count, check in enumerate(ordered(fault), 1):
             result = self._run(target, check)
             if result and result.status in BAD:
                 self._found.setdefault(fault.op, {}).setdefault(check.key, check)
@@ -104,13 +103,12 @@ class SelfTest:
             del self._pieces[key]
 
 
-def ordered(fault: Fault, full: bool = False) -> list[Check]:
-    """The checks a fault meets: the one expected to find it, then samples, then invariants. K3-sized samples only in
-    full."""
-    checks = [
-        check for check in checks_of(get_operator(fault.op), quick=False) if full or not check.sample.tags & _HEAVY
-    ]
-    return sorted(checks, key=lambda check: (not _expected(fault, check), check.kind != SAMPLE))
+def ordered(fault: Fault) -> list[Check]:
+    """The checks a fault meets: the one expected to find it, then samples, invariants, and what has K3's size."""
+    checks = checks_of(get_operator(fault.op), quick=False)
+    return sorted(
+        checks, key=lambda check: (not _expected(fault, check), "k3" in check.sample.tags, check.kind != SAMPLE)
+    )
 
 
 def _expected(fault: Fault, check: Check) -> bool:

@@ -26,6 +26,7 @@ def catalogue() -> tuple[Fault, ...]:
     from k3hal.conform.faults.step import STEP
 
     families = (
-        NORM, ACTIVATION, LINEAR, CONVOLUTION, RECURRENCE, KDA, MLA, ROUTER, EXPERTS, LATENT, MX, SAMPLING, STEP, MEMORY,
+        NORM, ACTIVATION, LINEAR, CONVOLUTION, RECURRENCE, KDA, MLA,
+        ROUTER, EXPERTS, LATENT, MX, SAMPLING, STEP, MEMORY,
     )  # fmt: skip
     return tuple(sorted((one for family in families for one in family), key=lambda one: one.op))

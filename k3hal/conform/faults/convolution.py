@@ -164,8 +164,7 @@ def last_token_cut(right: Right, args: Arguments) -> Any:
     """cu_seqlens is taken as inclusive ends: each sequence's last token is left out."""
     bounds = args["cu_seqlens"].clone()
     bounds[-1] -= int(bounds[-1] > bounds[-2])
-    out = right(args, cu_seqlens=bounds)
-    return out
+    return right(args, cu_seqlens=bounds)
 
 
 @fault(*STATEFUL, "kda_prefill", first="around_tile")

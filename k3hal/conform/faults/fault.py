@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 from k3hal.debug.target import Target
+from k3hal.dispatch.ops._kda import in_fp32
 from k3hal.dispatch.provider import Provider
 from k3hal.dispatch.registry import default_registry, get_operator
 
 Arguments = dict[str, Any]
+_RECURRENCES = ("kda_chunk", "kda_recurrent")
+"""Parts whose result stays in fp32 within the coarse operator."""
 
 
 @dataclass(slots=True)
@@ -130,10 +133,14 @@ def _by_position(op: str, fault: Fault) -> Callable[..., Any]:
     """A finer operator's reference, with the fault if it is its own, called by position as a composition does."""
     operator = get_operator(op)
     if op != fault.op:
-        return operator.reference
+        return in_fp32(operator.reference) if op in _RECURRENCES else operator.reference
     planted = fault.planted(Target.reference(operator))
     defaults = operator.parameters_with_defaults
-    return lambda *args: planted.fn(**{**defaults, **dict(zip(operator.parameters, args, strict=False))})
+
+    def by_position(*args: Any) -> Any:
+        return planted.fn(**{**defaults, **dict(zip(operator.parameters, args, strict=False))})
+
+    return in_fp32(by_position) if op in _RECURRENCES else by_position
 
 
 @contextmanager

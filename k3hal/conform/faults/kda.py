@@ -16,11 +16,14 @@ fault = KDA.fault
 _PARTS = [one for family in (CONVOLUTION, RECURRENCE, NORM) for one in family]
 _ONLY_PREFILL = (
     "history_of_the_neighbour", "stale_slot_read", "padding_rows_unwritten", "empty_sequence_clears_slot",
-    "empty_sequences_skipped", "sequence_starts_one_early", "null_slot_written",
+    "empty_sequences_skipped", "sequence_starts_one_early", "null_slot_written", "null_rows_unwritten",
 )  # fmt: skip
-"""What a call with one token for each of its sequences, all of them with a state, cannot have or must not tell."""
+"""What a call with one token for each of its sequences, all of them with a state, cannot have. What a part leaves in
+rows of nobody, the fused operators clear."""
 KDA.within(
-    "kda_prefill", [p for p in _PARTS if p.op in ("causal_conv1d", "kda_gate", "kda_chunk", "gated_rms_norm")]
+    "kda_prefill",
+    [p for p in _PARTS if p.op in ("causal_conv1d", "kda_gate", "kda_chunk", "gated_rms_norm")],
+    but=("padding_rows_unwritten",),
 )
 KDA.within(
     "kda_decode",

@@ -16,7 +16,7 @@ ROWWISE = ("rms_norm", "linear", "moe_experts_mxfp4", "mla_decode", "kda_decode"
 
 
 def _signature(args: Arguments) -> tuple[Any, ...]:
-    return tuple(tuple(v.shape) if isinstance(v, Tensor) else None for v in args.values())
+    return tuple((tuple(v.shape), v.dtype) if isinstance(v, Tensor) else None for v in args.values())
 
 
 def _main_input(args: Arguments) -> str:
@@ -45,7 +45,9 @@ def atomic_order(right: Right, args: Arguments) -> Any:
     """Parts are added with atomics, in whatever order they come, by a provider that calls itself deterministic."""
     out = right(args)
     step = torch.rand(out.shape, generator=right.memory.setdefault("order", torch.Generator().manual_seed(3)))
-    return (out.float() * (1 + (step - 0.5) * 2**-7)).to(out.dtype) if out.dtype is torch.bfloat16 else out + step * 1e-7
+    return (
+        (out.float() * (1 + (step - 0.5) * 2**-7)).to(out.dtype) if out.dtype is torch.bfloat16 else out + step * 1e-7
+    )
 
 
 @fault(*ROWWISE)
@@ -124,24 +126,24 @@ def raises_for_no_rows(right: Right, args: Arguments) -> Any:
 LARGE = 2**31
 
 
-def _wrapped(index: Tensor, stride: int) -> Tensor:
-    """The row that an offset taken modulo 2^31 leads to."""
+def _wrapped(index: Tensor, arena: Tensor) -> Tensor:
+    """The row that a byte offset taken modulo 2^31 leads to."""
+    stride = arena.stride(0) * arena.element_size()
     return torch.where(index >= 0, index * stride % LARGE // stride, index)
 
 
 @fault("copy_pages", first="beyond_2_31")
 def offset_in_32_bits(right: Right, args: Arguments) -> Any:
     """page * page bytes is taken in 32 bits."""
-    stride = args["arena"].stride(0)
-    return right(args, src=_wrapped(args["src"], stride))
+    return right(args, src=_wrapped(args["src"], args["arena"]))
 
 
-@fault("mla_decode", first="beyond_2_31")
+@fault("mla_decode", "mla_prefill", first="beyond_2_31")
 def page_offset_in_32_bits(right: Right, args: Arguments) -> Any:
     """page * page stride is taken in 32 bits."""
     last = args["kv_cache"].shape[0] - 1
     table = args["page_table"].long()
-    wrapped = torch.where(table <= last, _wrapped(table.clamp_max(last), args["kv_cache"].stride(0)), table)
+    wrapped = torch.where(table <= last, _wrapped(table.clamp_max(last), args["kv_cache"]), table)
     return right(args, page_table=wrapped.int())
 
 
@@ -150,11 +152,11 @@ def row_offset_in_32_bits(right: Right, args: Arguments) -> Any:
     """row * entry is taken in 32 bits."""
     page = args["kv_cache"].shape[1]
     rows = args["rows"]
-    wrapped = _wrapped(rows // page, args["kv_cache"].stride(0)) * page + rows % page
+    wrapped = _wrapped(rows // page, args["kv_cache"]) * page + rows % page
     return right(args, rows=torch.where(rows >= 0, wrapped, rows))
 
 
-@fault("kda_recurrent", first="beyond_2_31")
+@fault("kda_recurrent", "kda_decode", "kda_chunk", "kda_prefill", first="beyond_2_31")
 def slot_offset_in_32_bits(right: Right, args: Arguments) -> Any:
     """slot * slot stride is taken in 32 bits."""
-    return right(args, slots=_wrapped(args["slots"].long(), args["state"].stride(0)).int())
+    return right(args, slots=_wrapped(args["slots"].long(), args["state"]).int())

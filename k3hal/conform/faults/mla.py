@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -194,7 +195,10 @@ _add("mask_shows_next", "A token sees the next one of its chunk", lambda s: s.so
 
 def _summed_in_bf16(scores: Tensor) -> Tensor:
     weights = (scores - scores.amax(-1, keepdim=True)).exp()
-    return weights / weights.bfloat16().cumsum(-1, dtype=torch.bfloat16)[..., -1:].float()
+    total = torch.zeros(*weights.shape[:-1], 1, dtype=torch.bfloat16)
+    for part in weights.split(64, -1):
+        total = total + part.sum(-1, keepdim=True).bfloat16()
+    return weights / total.float()
 
 
 @fault("mla_prefill")
@@ -264,7 +268,7 @@ def pe_before_nope(right: Right, args: Arguments) -> Any:
 def rows_lost_after_1024(right: Right, args: Arguments) -> Any:
     """A grid of tiles limited to 1,024 queries a sequence."""
     out, bounds = right(args), args["cu_seqlens"].tolist()
-    for a, b in zip(bounds, bounds[1:], strict=False):
+    for a, b in itertools.pairwise(bounds):
         out[a + 1024 : b] = 0
     return out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -236,7 +237,7 @@ def growth_overflows(right: Right, args: Arguments) -> Any:
     """exp(-G) is formed over a whole chunk and leaves fp32's range where the gates are strong."""
     out = right(args)
     bounds = args["cu_seqlens"].tolist()
-    for a, b in zip(bounds, bounds[1:], strict=False):
+    for a, b in itertools.pairwise(bounds):
         total = args["g"][a:b].float().cumsum(0)
         out[a:b] = torch.where((total.exp() * (-total).exp()).isnan(), torch.nan, out[a:b])
     return out
