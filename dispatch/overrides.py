@@ -1,4 +1,4 @@
-"""The one override grammar: `GLOB=NAME[,GLOB=NAME...]`, for `--ops` and `K3HAL_OPS`."""
+"""The one override grammar: `GLOB=NAME[:TACTIC][,GLOB=NAME...]`, for `--ops` and `K3HAL_OPS`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from k3hal.dispatch.errors import UsageError
-from k3hal.dispatch.provider import Provider
+from k3hal.dispatch.provider import RESERVED, Provider
 from k3hal.dispatch.registry import Registry, operator_names
 from k3hal.dispatch.words import nearest
 
@@ -15,11 +15,18 @@ _WILD = frozenset("*?[")
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """One entry. `name` matches a provider's id, then its name, then its backend; `source` is shown in traces."""
+    """One entry. `name` matches a provider's id, then its name, then its backend; `source` is shown in traces.
+
+    `tactic` is the one to take, empty for whichever selection would.
+    """
 
     pattern: str
     name: str
     source: str
+    tactic: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.source}: {self.pattern}={self.name}" + (f":{self.tactic}" if self.tactic else "")
 
     @property
     def exact(self) -> bool:
@@ -50,7 +57,10 @@ def parse_overrides(text: str, source: str, registry: Registry) -> tuple[Overrid
             raise UsageError(f"{source}: {entry!r} is not GLOB=NAME", hint='like "kda_decode=reference,mla_*=cpu"')
         if not any(fnmatchcase(op, pattern) for op in operator_names()):
             raise UsageError(f"{source}: no operator matches {pattern!r}", hint=nearest(pattern, operator_names()))
+        name, colon, tactic = name.partition(":")
         if name not in registry.provider_words():
             raise UsageError(f"{source}: no provider is called {name!r}", hint=nearest(name, registry.provider_words()))
-        out.append(Override(pattern, name, source))
+        if colon and (not tactic or name in RESERVED):
+            raise UsageError(f"{source}: {entry!r} names no tactic of a provider", hint='like "kda_chunk=cpu:chunk32"')
+        out.append(Override(pattern, name, source, tactic))
     return tuple(out)

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from k3hal.dispatch.call import PHASES, DimValue, Phase
 from k3hal.dispatch.errors import PlanError
 from k3hal.dispatch.plan import DispatchPlan, PlanEntry
+from k3hal.dispatch.provider import DEFAULT
 from k3hal.dispatch.registry import operator_names
 from k3hal.dispatch.select import Decision
 from k3hal.dispatch.words import nearest
@@ -21,12 +22,15 @@ SCHEMA = f"{NAME}/{MAJOR}"
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What runs an operator: a provider id, `reference`, or `composed` of the choices in `parts`."""
+    """What runs an operator: a provider id with its tactic, `reference`, or `composed` of the choices in `parts`."""
 
     provider: str
     parts: Mapping[str, Choice] = field(default_factory=dict)
+    tactic: str = DEFAULT
 
     def __str__(self) -> str:
+        if self.tactic != DEFAULT:
+            return f"{self.provider}:{self.tactic}"
         inside = ", ".join(f"{op}={choice}" for op, choice in sorted(self.parts.items()))
         return f"{self.provider}({inside})" if inside else self.provider
 
@@ -91,12 +95,14 @@ def saved(plan: DispatchPlan) -> SavedPlan:
 
 
 def choice_of(decision: Decision) -> Choice:
-    return Choice(decision.provider, {op: choice_of(part) for op, part in decision.parts.items()})
+    return Choice(decision.provider, {op: choice_of(part) for op, part in decision.parts.items()}, decision.tactic)
 
 
 def reasons(decision: Decision) -> list[str]:
-    """What decided, then every line of the trace."""
+    """What decided, where the tactic comes from if there is one to choose, then every line of the trace."""
     lines = [decision.policy]
+    if decision.tactic_source:
+        lines.append(f"tactic {decision.tactic}: {decision.tactic_source}")
     for line in decision.trace:
         detail = f": {', '.join(line.reasons)}" if line.reasons else ""
         lines.append(f"{line.provider}: {'yes' if line.accepted else 'no'}{detail}")
@@ -116,15 +122,26 @@ def _entry_json(entry: PlanEntry) -> dict[str, Any]:
         "reference": decision.reference,
         "reasons": reasons(decision),
         "dims": dict(request.dims),
+        "tactic": _tactic(decision),
         "parts": _parts_json(decision),
     }
 
 
 def _parts_json(decision: Decision) -> dict[str, Any]:
     return {
-        op: {"provider": part.provider, "reasons": reasons(part), "parts": _parts_json(part)}
+        op: {
+            "provider": part.provider,
+            "reasons": reasons(part),
+            "tactic": _tactic(part),
+            "parts": _parts_json(part),
+        }
         for op, part in decision.parts.items()
     }
+
+
+def _tactic(decision: Decision) -> str | None:
+    """The tactic's name; None for what has no tactics to choose from."""
+    return decision.tactic if decision.chosen and decision.chosen.tactics is not None else None
 
 
 def _packages(plan: DispatchPlan) -> dict[str, str]:
@@ -198,8 +215,11 @@ class _Reader:
             self.fail("'parts' is not an object")
         if bool(parts) != (provider == "composed"):
             self.fail(f"provider is {provider!r} with {len(parts)} parts", hint="composed, and nothing else, has parts")
+        tactic = data.get("tactic")
+        if tactic is not None and not isinstance(tactic, str):
+            self.fail("'tactic' is neither a name nor null")
         made_of = {self.operator(op): self.at(f"part {op}").part(part) for op, part in parts.items()}
-        return Choice(provider, made_of)
+        return Choice(provider, made_of, tactic or DEFAULT)
 
     def part(self, data: Any) -> Choice:
         return self.choice(self.object(data))

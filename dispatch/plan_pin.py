@@ -12,8 +12,9 @@ from k3hal.dispatch.errors import PlanError
 from k3hal.dispatch.evidence import level_of
 from k3hal.dispatch.plan import DispatchPlan, OpRequest, PlanEntry
 from k3hal.dispatch.plan_file import Choice, SavedEntry, SavedPlan
+from k3hal.dispatch.provider import DEFAULT, Provider
 from k3hal.dispatch.registry import Registry, get_operator
-from k3hal.dispatch.select import COMPOSED, REFERENCE, Consideration, Decision, answer, own_weights
+from k3hal.dispatch.select import COMPOSED, REFERENCE, Consideration, Decision, answer, offered, own_weights
 from k3hal.dispatch.words import nearest
 
 Key = tuple[str, str, int | None]
@@ -44,6 +45,18 @@ def pin_plan(
         op, phase, layer = next(iter(covering))
         raise PlanError(f"{plan.source}: the entry for {_named(op, phase, [layer])} is of no use to this model")
     return DispatchPlan(model, device, dtype, tuple(pinned), f"pinned by {plan.source}")
+
+
+def pinned_decision(plan: SavedPlan, call: Call, registry: Registry) -> Decision:
+    """What a saved plan lays down for one class of calls; the first entry of its operator, phase and dims.
+
+    Raises `PlanError` where it has none, or what it names cannot run.
+    """
+    for entry in plan.entries:
+        if (entry.op, entry.phase) == (call.op, call.phase) and entry.dims in (None, dict(call.dims)):
+            return _Pin(plan.source, registry).decide(call, entry.choice, None)
+    hint = "`k3hal op plan --plan FILE` shows what it holds"
+    raise PlanError(f"{plan.source}: no entry for {call.op} ({call.phase}) with these dims", hint=hint)
 
 
 def _call(request: OpRequest, device: DeviceDescription, dtype: str) -> Call:
@@ -121,6 +134,8 @@ class _Pin:
 
     def decide(self, call: Call, choice: Choice, weights: frozenset[str] | None) -> Decision:
         policy = f"pinned by {self.source}"
+        if choice.tactic != DEFAULT and choice.provider in (REFERENCE, COMPOSED):
+            self._fail(call, f"{choice.provider} has no tactics, the plan gives {choice.tactic!r}")
         yes = (Consideration(choice.provider, True, (policy,)),)
         if choice.provider == REFERENCE:
             return Decision(call, REFERENCE, policy, yes)
@@ -133,7 +148,15 @@ class _Pin:
         line = answer(providers[choice.provider], call, weights)
         if not line.accepted:
             self._fail(call, f"{choice.provider} cannot run here: {', '.join(line.reasons)}")
-        return Decision(call, choice.provider, policy, yes, providers[choice.provider])
+        return self._with_tactic(call, providers[choice.provider], choice.tactic, yes)
+
+    def _with_tactic(self, call: Call, provider: Provider, tactic: str, yes: tuple[Consideration, ...]) -> Decision:
+        policy = f"pinned by {self.source}"
+        source = policy if provider.tactics is not None else ""
+        if tactic != DEFAULT and tactic not in (tactics := offered(provider, call)):
+            hint = nearest(tactic, tactics, always_list=True)
+            self._fail(call, f"{provider.id} has no tactic {tactic!r} here", hint)
+        return Decision(call, provider.id, policy, yes, provider, {}, tactic, source)
 
     def _parts(self, call: Call, choice: Choice, outer: frozenset[str] | None) -> dict[str, Decision]:
         operator = get_operator(call.op)

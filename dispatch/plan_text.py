@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from k3hal.dispatch.plan import DispatchPlan, PlanEntry
 from k3hal.dispatch.plan_pin import layer_ranges
+from k3hal.dispatch.provider import DEFAULT
 from k3hal.dispatch.select import Decision
 
 if TYPE_CHECKING:
@@ -28,12 +29,18 @@ def plan_table(plan: DispatchPlan) -> Table:
         table.add_column(column, no_wrap=column in ("operator", "provider"))
     for entry in plan.entries:
         request, decision = entry.request, entry.decision
-        row = (request.op, request.phase, _layers(request.layers), decision.provider, entry.level, decision.policy)
+        layers = _layers(request.layers)
+        row = (request.op, request.phase, layers, _runs(decision), entry.level, decision.policy)
         table.add_row(*row, style="yellow" if decision.reference else None)
         for depth, op, part in _parts(decision, 1):
-            row = (f"{'  ' * depth}{op}", "", "", f"{'  ' * depth}{part.provider}", "", part.policy)
+            row = (f"{'  ' * depth}{op}", "", "", f"{'  ' * depth}{_runs(part)}", "", part.policy)
             table.add_row(*row, style="yellow" if part.reference else None)
     return table
+
+
+def _runs(decision: Decision) -> str:
+    """The provider, and its tactic unless that is the default."""
+    return decision.provider if decision.tactic == DEFAULT else f"{decision.provider}:{decision.tactic}"
 
 
 def _parts(decision: Decision, depth: int) -> Iterator[tuple[int, str, Decision]]:

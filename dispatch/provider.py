@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion
 
 from k3hal.dispatch.call import Answer, Call, No, Yes
+from k3hal.dispatch.mxfp4 import PATHS, Declared
 
 F = TypeVar("F", bound=Callable[..., Any])
+Functions: TypeAlias = Mapping[str, Callable[..., Any]]
+DEFAULT = "default"
+"""The tactic that is the provider's own function."""
 ATTRIBUTE = "__k3hal_providers__"
 RESERVED = ("reference", "composed", "dispatch")
 """Names that mean something else in an override or a plan."""
@@ -93,7 +97,12 @@ class Provider:
     """A declared provider. `fn` has the operator's signature and is called directly, with nothing in between.
 
     `prepare`, if given, is called once at load with the operator's weight arguments by keyword and returns them in
-    the layout `fn` wants, under the same names.
+    the layout `fn` wants, under the same names. `tactics` are other functions of the same signature that do the same
+    from the same layout (another tile, another chunk), by name, or what gives them for a class of calls; `fn` itself
+    is the tactic `default`. Which is taken is measured, never guessed: `k3hal op tune`.
+
+    `mxfp4` says how MXFP4 weights reach the arithmetic (`dispatch/mxfp4.py`), in all calls or by the class of calls;
+    it is for operators that take such weights.
     """
 
     op: str
@@ -106,10 +115,16 @@ class Provider:
     graph_safe: bool = False
     deterministic: bool = True
     backend: str = ""
+    tactics: Functions | Callable[[Call], Functions] | None = None
+    mxfp4: Declared | None = None
 
     @property
     def id(self) -> str:
         return f"{self.backend}.{self.name}"
+
+    def tactics_for(self, call: Call) -> Functions:
+        """The functions of a class of calls by tactic, `default` first. An exception inside is the provider's bug."""
+        return {DEFAULT: self.fn, **(self.tactics(call) if callable(self.tactics) else self.tactics or {})}
 
     def answer(self, call: Call) -> Answer:
         """Yes, or No with every reason known without running anything. An exception inside is the provider's bug."""
@@ -117,6 +132,20 @@ class Provider:
         if unmet:
             return No(*unmet)
         return self.supports(call) if self.supports else Yes()
+
+    def every_reason(self, call: Call) -> tuple[str, ...]:
+        """All that speaks against a call: unmet needs, and on its own vendor's machines what `supports` says too."""
+        unmet = self.needs.unmet(call)
+        if self.supports is None or (self.needs.vendors and call.device.vendor not in self.needs.vendors):
+            return unmet
+        try:
+            said = self.supports(call)
+        except Exception as error:
+            if not unmet:
+                raise
+            # It is promised to be asked only where its needs are met.
+            return (*unmet, f"its shapes could not be asked about without that ({type(error).__name__}: {error})")
+        return (*unmet, *(said.reasons if isinstance(said, No) else ()))
 
 
 def provides(
@@ -129,16 +158,23 @@ def provides(
     priority: int | None = None,
     graph_safe: bool = False,
     deterministic: bool = True,
+    tactics: Functions | Callable[[Call], Functions] | None = None,
+    mxfp4: Declared | None = None,
 ) -> Callable[[F], F]:
     """Declare the decorated function a provider of `op`. The function itself is returned unchanged.
 
-    It must be the outermost decorator, since what it decorates is what is called. Raises ValueError for a name that
-    could not be typed in an override or is reserved, or a malformed version specifier.
+    It must be the outermost decorator, since what it decorates is what is called. Raises ValueError for a name (of the
+    provider or of a tactic) that could not be typed in an override or is reserved, a malformed version
+    specifier, or an unknown MXFP4 path.
     """
-    if not name.replace("_", "").isalnum():
-        raise ValueError(f"provider name {name!r} must be letters, digits and underscores")
-    if name in RESERVED:
-        raise ValueError(f"provider name {name!r} is reserved")
+    named = () if tactics is None or callable(tactics) else tactics
+    for kind, word in (("provider", name), *(("tactic", tactic) for tactic in named)):
+        if not word.replace("_", "").isalnum():
+            raise ValueError(f"{kind} name {word!r} must be letters, digits and underscores")
+        if word in (*RESERVED, DEFAULT):
+            raise ValueError(f"{kind} name {word!r} is reserved")
+    if isinstance(mxfp4, str) and mxfp4 not in PATHS:
+        raise ValueError(f"provider {name!r} of {op}: mxfp4 is {mxfp4!r}, not one of {', '.join(PATHS)}")
     try:
         for wanted in needs.packages.values():
             SpecifierSet(wanted)
@@ -146,7 +182,9 @@ def provides(
         raise ValueError(f"provider {name!r} of {op}: {error}") from None
 
     def declare(fn: F) -> F:
-        provider = Provider(op, name, fn, needs, supports, prepare, priority, graph_safe, deterministic)
+        provider = Provider(
+            op, name, fn, needs, supports, prepare, priority, graph_safe, deterministic, "", tactics, mxfp4
+        )
         setattr(fn, ATTRIBUTE, (*getattr(fn, ATTRIBUTE, ()), provider))
         return fn
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from k3hal.dispatch.errors import BackendError, UsageError
 from k3hal.dispatch.operator import Operator, with_defaults
-from k3hal.dispatch.provider import ATTRIBUTE, RESERVED, Backend, Provider
+from k3hal.dispatch.provider import ATTRIBUTE, DEFAULT, RESERVED, Backend, Functions, Provider
 from k3hal.dispatch.words import nearest
 
 BUILTIN = "k3hal.backends"
@@ -119,19 +119,22 @@ def _checked(provider: Provider, backend: Backend) -> Provider:
         )
     if (needs.min_arch, needs.max_arch) != (None, None) and len(needs.vendors) != 1:
         raise BackendError(f"provider {provider.id} of {provider.op} bounds the arch of no single vendor")
-    wanted, got = get_operator(provider.op).parameters_with_defaults, _parameters(provider)
-    if got != wanted:
-        raise BackendError(
-            f"provider {provider.id} of {provider.op} takes {_shown(got)}, the operator's contract is {_shown(wanted)}"
-        )
+    fixed = {} if provider.tactics is None or callable(provider.tactics) else provider.tactics
+    check_signatures(provider, {DEFAULT: provider.fn, **fixed})
     return provider
 
 
-def _parameters(provider: Provider) -> dict[str, Any]:
-    try:
-        return with_defaults(provider.fn)
-    except (TypeError, ValueError) as error:
-        raise BackendError(f"provider {provider.id} of {provider.op} has no readable signature: {error}") from error
+def check_signatures(provider: Provider, tactics: Functions) -> None:
+    """Raises `BackendError` for a tactic's function whose parameters are not the operator's."""
+    wanted = get_operator(provider.op).parameters_with_defaults
+    for name, fn in tactics.items():
+        what = f"provider {provider.id} of {provider.op}" + ("" if name == DEFAULT else f", tactic {name},")
+        try:
+            got = with_defaults(fn)
+        except (TypeError, ValueError) as error:
+            raise BackendError(f"{what} has no readable signature: {error}") from error
+        if got != wanted:
+            raise BackendError(f"{what} takes {_shown(got)}, the operator's contract is {_shown(wanted)}")
 
 
 def _shown(parameters: dict[str, Any]) -> str:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from k3hal.dispatch.call import Call, No, Yes
 from k3hal.dispatch.errors import BackendError, DispatchError
 from k3hal.dispatch.operator import Operator
 from k3hal.dispatch.overrides import Override
-from k3hal.dispatch.provider import Provider
-from k3hal.dispatch.registry import Registry, get_operator
+from k3hal.dispatch.provider import DEFAULT, Provider
+from k3hal.dispatch.registry import Registry, check_signatures, get_operator
+from k3hal.dispatch.tactics import TacticCache, TacticChoice
+from k3hal.dispatch.words import nearest
 
 FallbackPolicy = Literal["strict", "warn"]
 Around: TypeAlias = "Callable[[Decision, Callable[..., Any]], Callable[..., Any]]"
@@ -35,7 +37,8 @@ class Decision:
     """What runs a class of calls, and everything that was considered.
 
     `provider` is a provider id, `composed` or `reference`. `policy` names the line that decided. `parts` are the finer
-    operators' decisions of a composed one.
+    operators' decisions of a composed one. `tactic` is the provider's, `tactic_source` where it comes from (empty for
+    what has no tactics).
     """
 
     call: Call
@@ -44,6 +47,8 @@ class Decision:
     trace: tuple[Consideration, ...]
     chosen: Provider | None = None
     parts: Mapping[str, Decision] = field(default_factory=dict)
+    tactic: str = DEFAULT
+    tactic_source: str = ""
 
     @property
     def backend(self) -> str:
@@ -59,12 +64,12 @@ class Decision:
         return self.provider == REFERENCE or any(part.reference for part in self.parts.values())
 
     def function(self, around: Around | None = None) -> Callable[..., Any]:
-        """The callable to bind: the provider's own function, the reference, or a composition of parts.
+        """The callable to bind: the provider's own function or its tactic's, the reference, or a composition of parts.
 
         `around`, for debugging, may replace it and the function of every part.
         """
         if self.chosen:
-            fn = self.chosen.fn
+            fn = offered(self.chosen, self.call)[self.tactic] if self.tactic != DEFAULT else self.chosen.fn
         elif self.provider == REFERENCE:
             fn = get_operator(self.call.op).reference
         else:
@@ -102,6 +107,21 @@ def answer(provider: Provider, call: Call, weights: frozenset[str] | None) -> Co
     return Consideration(provider.id, True, (said.note,) if said.note else ())
 
 
+def _with_every_reason(provider: Provider, call: Call, weights: frozenset[str] | None) -> Consideration:
+    said = answer(provider, call, weights)
+    return said if said.accepted else replace(said, reasons=provider.every_reason(call) or said.reasons)
+
+
+def offered(provider: Provider, call: Call) -> Mapping[str, Callable[..., Any]]:
+    """A provider's tactics for a class of calls, `default` first. Raises `BackendError` where they break a contract."""
+    try:
+        tactics = provider.tactics_for(call)
+    except Exception as error:
+        raise BackendError(f"provider {provider.id} crashed when asked for its tactics: {error!r}") from error
+    check_signatures(provider, tactics)
+    return tactics
+
+
 def _refuse(call: Call, why: str, trace: list[Consideration], hint: str = "") -> DispatchError:
     details = [f"{c.provider}: {', '.join(c.reasons)}" for c in trace if not c.accepted]
     where = f"{call.op} ({call.phase}, {call.dtype}) on {call.device.id}"
@@ -120,12 +140,14 @@ class Selector:
     """The policy in force: registry, overrides (later wins) and what to do when only a reference is left.
 
     An operator without a provider of its own is composed where it can be, unless all its parts would be references:
-    its own reference is then the plainer way to the same values.
+    its own reference is then the plainer way to the same values. `tactics` is what tuning has found; without it every
+    provider runs its default tactic.
     """
 
     registry: Registry
     overrides: tuple[Override, ...] = ()
     fallback: FallbackPolicy = "strict"
+    tactics: TacticCache | None = None
 
     def decide(self, call: Call) -> Decision:
         """The decision for one class of calls.
@@ -135,9 +157,12 @@ class Selector:
         """
         return self._decide(call, None)
 
-    def consider(self, call: Call) -> tuple[Consideration, ...]:
-        """What every provider of the operator answers, most preferred first, whatever the policy would choose."""
-        return tuple(answer(provider, call, None) for provider in self.registry.of(call.op))
+    def consider(self, call: Call, weights: frozenset[str] | None = None) -> tuple[Consideration, ...]:
+        """What every provider of the operator answers, with all its reasons, most preferred first.
+
+        Whatever the policy would choose; `weights` as for `answer`.
+        """
+        return tuple(_with_every_reason(provider, call, weights) for provider in self.registry.of(call.op))
 
     def _decide(self, call: Call, weights: frozenset[str] | None) -> Decision:
         operator = get_operator(call.op)
@@ -152,8 +177,7 @@ class Selector:
                 continue
             trace.append(answer(provider, call, weights))
             if trace[-1].accepted:
-                policy = f"priority {self.registry.priority(provider)}"
-                return Decision(call, provider.id, policy, tuple(trace), provider)
+                return self._taken(call, provider, f"priority {self.registry.priority(provider)}", trace)
         if operator.lowering:
             built = self._composed(call, operator, "no coarse provider", list(trace), weights)
             if any(part.policy != LEFT_OVER for part in built.parts.values()):
@@ -164,6 +188,26 @@ class Selector:
             raise _refuse(call, "only the reference is left and the policy is strict", trace)
         return Decision(call, REFERENCE, LEFT_OVER, tuple(trace))
 
+    def _taken(self, call: Call, provider: Provider, policy: str, trace: list[Consideration]) -> Decision:
+        """The decision for a provider, with the tactic that tuning has found."""
+        how = self.tactics.choose(provider, call) if self.tactics else TacticChoice()
+        return Decision(call, provider.id, policy, tuple(trace), provider, {}, how.tactic, how.source)
+
+    def _with_tactic(
+        self, override: Override, call: Call, provider: Provider, trace: list[Consideration]
+    ) -> Decision | None:
+        """The decision for a provider by an override; None where a pattern names a tactic that it does not have."""
+        policy = str(override)
+        if not override.tactic:
+            return self._taken(call, provider, policy, trace)
+        tactics = offered(provider, call)
+        if override.tactic in tactics:
+            return Decision(call, provider.id, policy, tuple(trace), provider, {}, override.tactic, policy)
+        if override.exact:
+            why = f"{policy}: {provider.id} has no tactic {override.tactic!r} here"
+            raise _refuse(call, why, trace, nearest(override.tactic, tactics, always_list=True))
+        return None
+
     def _overridden(
         self,
         override: Override,
@@ -172,7 +216,7 @@ class Selector:
         providers: list[Provider],
         weights: frozenset[str] | None,
     ) -> Decision | None:
-        policy = f"{override.source}: {override.pattern}={override.name}"
+        policy = str(override)
         if override.name == REFERENCE:
             return Decision(call, REFERENCE, policy, (Consideration(REFERENCE, True, (policy,)),))
         if override.name == COMPOSED and operator.lowering:
@@ -181,7 +225,7 @@ class Selector:
         trace = [answer(p, call, weights) for p in found]
         for provider, line in zip(found, trace, strict=True):
             if line.accepted:
-                return Decision(call, provider.id, policy, tuple(trace), provider)
+                return self._with_tactic(override, call, provider, trace)
         if trace:
             raise _refuse(call, f"{policy} cannot run", trace)
         if override.exact:

@@ -24,6 +24,7 @@ VARIABLES: dict[str, Variable] = {
         'Record operator calls: "ops=GLOB,when=nonfinite|diverge|sample:1/N|step:N,dir=DIR,max_gb=G".'
     ),
     "K3HAL_SHADOW": Variable('Run references beside providers: "GLOB[:rate]", such as "kda_*:0.01".'),
+    "K3HAL_TACTICS": Variable("off runs every provider's default tactic, whatever tuning found.", ("on", "off")),
     "K3HAL_OPS": Variable('Provider overrides as in --ops, such as "kda_decode=triton,mla_*=flashinfer".'),
 }
 

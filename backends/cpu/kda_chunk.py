@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from k3hal.backends.cpu.kda_recurrent import unit_scale
 from k3hal.dispatch import provides
 
-CHUNK = 64
+CHUNK, OTHER_CHUNKS = 64, (16, 32, 128)
 LOG2_E = 1.4426950408889634
 TILE_ROWS = 1 << 11
 """Rows (tokens times heads) worked on at a time: bounds the scratch memory and keeps it near the cache."""
@@ -27,8 +27,8 @@ class _Run:
     known: bool
 
 
-@provides("kda_chunk", name="chunked")
-def kda_chunk(
+def in_chunks(
+    length: int,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -39,12 +39,15 @@ def kda_chunk(
     cu_seqlens: Tensor,
     has_state: Tensor,
 ) -> Tensor:
-    """See the operator. Sequences go through together, longest first, so that each step works on those still alive."""
+    """The operator in chunks of `length` tokens, a power of two.
+
+    Sequences go through together, longest first, so that each step works on those still alive.
+    """
     out = torch.zeros(v.shape, dtype=v.dtype)
     runs = _live_runs(slots, cu_seqlens, has_state)
     if not runs:
         return out
-    chunk = min(CHUNK, 1 << (runs[0].length - 1).bit_length())
+    chunk = min(length, 1 << (runs[0].length - 1).bit_length())
     current = torch.stack([state[run.slot] if run.known else torch.zeros_like(state[run.slot]) for run in runs])
     budget = max(1, TILE_ROWS // (chunk * q.shape[1]))
     for alive, first, last in _tiles([-(-run.length // chunk) for run in runs], budget):
@@ -59,6 +62,29 @@ def kda_chunk(
     for run, final in zip(runs, current.unbind(0), strict=True):
         state[run.slot] = final
     return out
+
+
+def _of_length(length: int) -> Callable[..., Tensor]:
+    def kda_chunk(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        g: Tensor,
+        beta: Tensor,
+        state: Tensor,
+        slots: Tensor,
+        cu_seqlens: Tensor,
+        has_state: Tensor,
+    ) -> Tensor:
+        """See the operator."""
+        return in_chunks(length, q, k, v, g, beta, state, slots, cu_seqlens, has_state)
+
+    return kda_chunk
+
+
+kda_chunk = provides("kda_chunk", name="chunked", tactics={f"chunk{n}": _of_length(n) for n in OTHER_CHUNKS})(
+    _of_length(CHUNK)
+)
 
 
 def _live_runs(slots: Tensor, cu_seqlens: Tensor, has_state: Tensor) -> list[_Run]:

@@ -129,7 +129,8 @@ def _samples() -> Iterator[Sample]:
 OPERATOR = Operator(
     reference=kda_prefill,
     family="kda",
-    outputs={"out": "matmul", "conv_state": "exact", "state": "kda_state"},
+    outputs={"out": "matmul", "conv_state": "exact", "state": "kda_layer_state"},
+    heads={"out": "norm_weight"},
     samples=_samples,
     cost=_cost,
     mutates=("conv_state", "state"),

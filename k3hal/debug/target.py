@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from k3hal.debug.case import Case
+from k3hal.dispatch.assemble import tactics_in_force
 from k3hal.dispatch.device import DeviceDescription
 from k3hal.dispatch.operator import Operator
 from k3hal.dispatch.overrides import parse_overrides
-from k3hal.dispatch.provider import Provider
+from k3hal.dispatch.provider import DEFAULT, Provider
 from k3hal.dispatch.registry import Registry, default_registry, get_operator
 from k3hal.dispatch.select import REFERENCE, Decision, Selector
 
@@ -46,9 +47,12 @@ class Target:
 
     @classmethod
     def decided(cls, decision: Decision, device: str) -> Target:
-        """What a decision would bind."""
+        """What a decision would bind. Another tactic than the default shows in the id: `cpu.chunked:chunk32`."""
         if decision.chosen:
-            return cls.of(decision.chosen, device)
+            target = cls.of(decision.chosen, device)
+            if decision.tactic == DEFAULT:
+                return target
+            return replace(target, id=f"{target.id}:{decision.tactic}", fn=decision.function())
         return cls(
             decision.call.op,
             decision.provider,
@@ -67,11 +71,14 @@ def _deterministic(decision: Decision) -> bool:
 def find_target(case: Case, name: str, device: DeviceDescription, registry: Registry | None = None) -> Target:
     """The target called `name` (a provider's id, name or backend, `reference`, `composed`, `current`) for a case.
 
-    Raises `UsageError` for an unknown name and `DispatchError`, with the reasons, when it does not run the case.
+    A provider may be followed by `:TACTIC`; without that it is its default tactic, while `current` has the tactic that
+    tuning found. Raises `UsageError` for an unknown name and `DispatchError`, with the reasons, when it does not run
+    the case.
     """
     registry = registry or default_registry()
     overrides = () if name == CURRENT else parse_overrides(f"{case.op}={name}", "--provider", registry)
-    decision = Selector(registry, overrides, "warn").decide(case.call(device))
+    tactics = tactics_in_force() if name == CURRENT else None
+    decision = Selector(registry, overrides, "warn", tactics).decide(case.call(device))
     return Target.decided(decision, device.torch_device)
 
 

@@ -93,10 +93,11 @@ def division_guarded_too_much(right: Right, args: Arguments) -> Any:
 
 
 @ROUTER.fault("moe_route")
-def order_ascending(right: Right, args: Arguments) -> Any:
-    """The right experts in the opposite order."""
-    weights, ids = right(args)
-    return weights.flip(1), ids.flip(1)
+def best_chosen_twice(right: Right, args: Arguments) -> Any:
+    """The best expert is not masked after its choice and takes the last place too."""
+    weights, ids = (part.clone() for part in right(args))
+    weights[:, -1], ids[:, -1] = weights[:, 0], ids[:, 0]
+    return weights, ids
 
 
 @ROUTER.fault("moe_route")
