@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -64,14 +65,10 @@ class SelfTest:
     _found: dict[str, dict[str, Check]] = field(default_factory=dict)
 
     def run(self, faults: Iterable[Fault]) -> Iterator[Outcome]:
-        """The outcome of each fault as it is known; the right providers are checked after the last of an operator."""
-        done: set[str] = set()
-        for fault in faults:
-            for op in done - {fault.op}:
-                self._control(op)
-            done = (done & {fault.op}) | {fault.op}
-            yield self.one(fault)
-        for op in done:
+        """The outcome of each fault as it is known, operator by operator; each operator's right provider is checked
+        after its faults."""
+        for op, group in itertools.groupby(faults, key=lambda fault: fault.op):
+            yield from map(self.one, group)
             self._control(op)
 
     def one(self, fault: Fault) -> Outcome:

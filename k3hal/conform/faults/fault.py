@@ -117,7 +117,12 @@ class Catalogue:
                 self.add(f"{one.op}_{one.name}", coarse, one.bug, _lowered(coarse, one), one.first)
 
 
-def _lowered(coarse: str, fault: Fault) -> Mutant:
+def clean_composition(coarse: str) -> Mutant:
+    """The coarse operator from references of its parts: what faults of parts are planted in."""
+    return _lowered(coarse, None)
+
+
+def _lowered(coarse: str, fault: Fault | None) -> Mutant:
     operator = get_operator(coarse)
     assert operator.lowering is not None
     lowering = operator.lowering
@@ -129,10 +134,10 @@ def _lowered(coarse: str, fault: Fault) -> Mutant:
     return mutant
 
 
-def _by_position(op: str, fault: Fault) -> Callable[..., Any]:
+def _by_position(op: str, fault: Fault | None) -> Callable[..., Any]:
     """A finer operator's reference, with the fault if it is its own, called by position as a composition does."""
     operator = get_operator(op)
-    if op != fault.op:
+    if fault is None or op != fault.op:
         return in_fp32(operator.reference) if op in _RECURRENCES else operator.reference
     planted = fault.planted(Target.reference(operator))
     defaults = operator.parameters_with_defaults
