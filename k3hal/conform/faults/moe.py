@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from k3hal.conform.faults.activation import ACTIVATION
 from k3hal.conform.faults.fault import Arguments, Catalogue, Right
-from k3hal.conform.faults.norm import NORM
+from k3hal.dispatch.ops.latent_moe import EXPERTS as EXPERTS_OF
 
 ROUTER, EXPERTS, LATENT = Catalogue(), Catalogue(), Catalogue()
 MXFP4, INT4 = "moe_experts_mxfp4", "moe_experts_int4"
@@ -367,8 +368,9 @@ def shared_only_for_routed_rows(right: Right, args: Arguments) -> Any:
     return torch.where((args["ids"] >= 0).any(-1, keepdim=True), out, torch.zeros_like(out))
 
 
-LATENT.within(
-    "latent_moe",
-    [one for family in (EXPERTS, ACTIVATION, NORM) for one in family if one.op in (*FORMATS, "situ_and_mul")],
-    but=("rows_taken_as_packed", "halves_interleaved", "situ_for_silu", "betas_are_constants", "wrong_for_one_token"),
-)
+_UNSEEN = ("rows_taken_as_packed", "situ_for_silu", "betas_are_constants", "wrong_for_one_token")
+"""What no sample of latent_moe has: strided rows, one row of an odd kind, and in each format SiLU and other betas."""
+for _format, _op in EXPERTS_OF.items():
+    _parts = [replace(one, first=f"{one.first or 'tiny'}_{_format}") for one in EXPERTS if one.op == _op]
+    LATENT.within("latent_moe", _parts, but=_UNSEEN)
+LATENT.within("latent_moe", [replace(p, first="loud_mxfp4") for p in ACTIVATION if p.op == "situ_and_mul"], but=_UNSEEN)
