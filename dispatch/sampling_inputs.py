@@ -42,19 +42,6 @@ def spread(x: Tensor, gap: int = 16) -> Tensor:
     return view
 
 
-FAR = 1 << 30
-"""Bytes between rows that lie far apart: the third row begins at 2^31, the fifth at 2^32."""
-
-
-def far_apart(x: Tensor) -> Tensor:
-    """The same values as a view whose rows begin `FAR` bytes apart, over memory that is reserved and never touched in
-    between: stands for the slots or pages of an arena beyond what 32 bits can count."""
-    stride = FAR // x.element_size()
-    view = torch.empty((len(x) - 1) * stride + x[0].numel(), dtype=x.dtype)
-    view = view.as_strided(x.shape, (stride, *torch.empty(x.shape[1:], device="meta").stride()))
-    return view.copy_(x)
-
-
 def poison(x: Tensor) -> Tensor:
     """Fill a contiguous tensor in place with all-ones bytes: NaN in every float dtype, -1 or 255 in integer ones."""
     x.view(torch.uint8).fill_(0xFF)

@@ -15,7 +15,6 @@ from k3hal.dispatch.sampling_inputs import (
     ACTIVATION_DTYPES,
     DTYPES,
     RAGGED,
-    far_apart,
     int32,
     offsets,
     poison,
@@ -73,8 +72,7 @@ class KdaCase:
 
     `gate` says where the decays lie: `usual`, `open` (near 0), `closed` (at the bound; about -50 a token without
     one) or `mixed` (both, token by token). `padding` rows follow the last sequence. `scale` is that of q, k and
-    v: where it is small, the L2 norm's epsilon decides. `eps` is the output norm's. `far` puts the slots beyond what
-    32 bits can count.
+    v: where it is small, the L2 norm's epsilon decides. `eps` is the output norm's.
     """
 
     name: str
@@ -89,7 +87,6 @@ class KdaCase:
     padding: int = 0
     scale: float = 1.0
     eps: float = 1e-5
-    far: bool = False
     tags: frozenset[str] = frozenset({"tiny"})
 
     @property
@@ -127,7 +124,6 @@ PREFILL_CASES = (
     KdaCase("unbounded_mixed", (130,), gate="mixed", lower_bound=None, tags=_HARD),
     KdaCase("faint", (5, 1), scale=2e-4, tags=_HARD),
     KdaCase("other_constants", (5, 1), lower_bound=-3.0, eps=0.1, tags=_HARD),
-    KdaCase("beyond_2_31", (3, 2), slots=(4, 2), far=True, tags=_HARD),
     KdaCase("head_dim_128", (20,), heads=1, head_dim=128, tags=_EDGE),
     *(KdaCase(f"k3_heads_{h}", (1000, 1, 257), heads=h, **_K3) for h in (6, 12, 96)),
 )
@@ -146,7 +142,6 @@ DECODE_CASES = (
     KdaCase("unbounded_strong", (1,) * 3, lower_bound=None, gate="closed", tags=_HARD),
     KdaCase("faint", (1,) * 3, scale=2e-4, tags=_HARD),
     KdaCase("other_constants", (1,) * 3, lower_bound=-3.0, eps=0.1, tags=_HARD),
-    KdaCase("beyond_2_31", (1,) * 2, slots=(4, 2), far=True, tags=_HARD),
     KdaCase("head_dim_128", (1,) * 2, heads=1, head_dim=128, tags=_EDGE),
     *(KdaCase(f"k3_heads_{h}_batch_{n}", (1,) * n, heads=h, **_K3) for h in (6, 12, 96) for n in (1, 17)),
 )
@@ -161,7 +156,6 @@ VERIFY_CASES = (
     KdaCase("faint", (4,) * 2, scale=2e-4, tags=_HARD),
     KdaCase("two", (2,) * 4, tags=_EDGE),
     KdaCase("other_constants", (4,) * 2, lower_bound=-3.0, eps=0.1, tags=_HARD),
-    KdaCase("beyond_2_31", (2,) * 2, slots=(4, 2), far=True, tags=_HARD),
     *(KdaCase(f"k3_heads_{h}", (8,) * 17, heads=h, **_K3) for h in (6, 12, 96)),
 )
 """For operators over draft tokens: the same count for every sequence."""
@@ -234,8 +228,6 @@ def cache_inputs(gen: Generator, case: KdaCase, dtype: str) -> dict[str, Tensor]
         poison(state[slot])
     if case.strided:
         conv_state, state = spread(conv_state), spread(state)
-    if case.far:
-        conv_state, state = far_apart(conv_state), far_apart(state)
     return {"conv_state": conv_state, "state": state, "slots": int32(case.slot_ids)}
 
 

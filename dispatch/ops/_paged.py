@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from k3hal.dispatch.call import DimValue
-from k3hal.dispatch.sampling_inputs import far_apart
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -58,19 +57,12 @@ def cached_rows(kv_cache: Tensor, pages: Tensor, length: int) -> Tensor:
 
 
 def paged_cache(
-    g: torch.Generator,
-    shape: MlaShape,
-    lengths: Sequence[int],
-    *,
-    strided: bool = False,
-    in_order: bool = False,
-    far: bool = False,
+    g: torch.Generator, shape: MlaShape, lengths: Sequence[int], *, strided: bool = False, in_order: bool = False
 ) -> tuple[Tensor, Tensor]:
     """A cache `[P, page, R + Dr]` holding `lengths` rows per sequence, and its page table int32 `[N, maxpages]`.
 
     Pages are shuffled unless `in_order`. Rows that belong to no sequence are NaN, page-table entries beyond need are
-    far out of range, and page 0 is nobody's. `strided` puts a gap between pages, as an arena of several layers does;
-    `far` puts pages beyond what 32 bits can count.
+    far out of range, and page 0 is nobody's. `strided` puts a gap between pages, as an arena of several layers does.
     """
     counts = [-(-length // shape.page_tokens) for length in lengths]
     total = 1 + sum(counts) + 2
@@ -85,8 +77,7 @@ def paged_cache(
         rows[:length] = torch.randn(length, shape.entry, generator=g)
         values[pages] = rows.view(count, shape.page_tokens, shape.entry)
         taken += count
-    cache = into_pages(values, DTYPES[shape.kv_dtype], strided)
-    return far_apart(cache) if far else cache, table
+    return into_pages(values, DTYPES[shape.kv_dtype], strided), table
 
 
 def into_pages(values: Tensor, dtype: torch.dtype, strided: bool) -> Tensor:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from k3hal.dispatch.operator import Cost, Operator, Sample
 from k3hal.dispatch.ops._paged import DTYPES, K3_TP8, MlaShape, into_pages
-from k3hal.dispatch.sampling_inputs import far_apart
 
 FP8_MAX = 448.0
 
@@ -39,11 +38,10 @@ def _sample(name: str, shape: MlaShape, dtype: str, rows: list[int], pages: int,
         fused = fused.to(kind)
         cache = torch.randn(pages, shape.page_tokens, shape.entry, generator=g)
         cache[0] = torch.nan
-        stored = into_pages(cache, DTYPES[shape.kv_dtype], "strided" in name)
         return {
             "latent": fused[:, : shape.kv_lora].contiguous(),
             "k_pe": fused[:, shape.kv_lora : shape.entry],
-            "kv_cache": far_apart(stored) if name == "beyond_2_31" else stored,
+            "kv_cache": into_pages(cache, DTYPES[shape.kv_dtype], "strided" in name),
             "rows": torch.tensor(rows, dtype=torch.int64),
         }
 
@@ -61,7 +59,6 @@ def samples() -> Iterator[Sample]:
     yield _sample("strided_padding", bf16, "bfloat16", [4, -1, 11], 3, {"edge"})
     yield _sample("fp8", fp8, "bfloat16", [4, -1, 11, 6], 3, {"tiny"})
     yield _sample("fp8_strided", fp8, "float32", [4, 8], 3, {"edge"})
-    yield _sample("beyond_2_31", fp8, "bfloat16", [17, 9, -1, 6], 5, {"edge", "adversarial"})
     yield _sample("k3_step", K3_TP8, "bfloat16", list(range(64, 64 + 513)), 12, {"k3"})
 
 

@@ -21,7 +21,6 @@ _PLAIN = (int, float, str, bool, type(None))
 _MAX_AXES = 16
 _MAX_BLOCK = 1 << 40
 _UNCOVERED = 0xFF
-_SPARSE_BLOCK = 1 << 31
 
 
 def read_case(where: str, data: Any, values: Mapping[str, Tensor]) -> Case:
@@ -82,13 +81,7 @@ class _Reader:
         if not isinstance(sizes, list) or any(type(n) is not int or not 0 < n <= _MAX_BLOCK for n in sizes):
             self.fail("'blocks' is not a list of sizes in bytes")
         try:
-            # Rows of a large arena are far apart: what lies between them stays untouched, and takes no memory.
-            return [
-                torch.empty(size, dtype=torch.uint8)
-                if size >= _SPARSE_BLOCK
-                else torch.full((size,), _UNCOVERED, dtype=torch.uint8)
-                for size in sizes
-            ]
+            return [torch.full((size,), _UNCOVERED, dtype=torch.uint8) for size in sizes]
         except RuntimeError as error:
             raise InputError(f"{self.where}: its {sum(sizes) / 1e9:.1f} GB do not fit into memory") from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,29 +14,18 @@ MARGIN = 256
 """Bytes of canary on either side of a block, a multiple of every alignment kept."""
 ALIGNMENT = 64
 _CANARY = 0xFF
-FAR = 1 << 20
-"""Bytes from one row to the next from which on what lies between rows is neither copied nor guarded, but for a margin
-after each row: it may be gigabytes that nobody ever touched."""
 
 
 @dataclass(slots=True)
 class _Block:
     """One copied stretch of memory: `buffer` u8 with margins, `start` where the copy begins in it, its contents
-    `before` the call, and the arguments that lie in it. Outside `pieces` (first, last + 1) nothing is in it."""
+    `before` the call, and the arguments that lie in it."""
 
     buffer: Tensor
     start: int
     length: int
-    pieces: list[tuple[int, int]]
-    before: Tensor = field(init=False)
+    before: Tensor
     names: list[str] = field(default_factory=list)
-
-    def contents(self) -> Tensor:
-        """A copy of the buffer."""
-        out = torch.empty_like(self.buffer)
-        for first, last in self.pieces:
-            out[first:last].copy_(self.buffer[first:last])
-        return out
 
 
 def storage_bytes(tensor: Tensor) -> Tensor:
@@ -63,15 +51,6 @@ def view_of(buffer: Tensor, like: Tensor, byte_offset: int) -> Tensor:
     return place(buffer, byte_offset, like.dtype, like.shape, like.stride())
 
 
-def _rows(tensor: Tensor) -> list[tuple[int, int]]:
-    """The byte spans that a tensor's values lie in: those of its rows if they are `FAR` apart, else its own."""
-    if tensor.ndim and tensor.shape[0] > 1 and tensor.stride(0) * tensor.element_size() >= FAR:
-        rows = [byte_span(row) for row in tensor]
-        if all(a[1] + FAR // 2 <= b[0] for a, b in itertools.pairwise(rows)):
-            return rows
-    return [byte_span(tensor)]
-
-
 def same_bytes(a: Tensor, b: Tensor) -> bool:
     """Equality of values under which a NaN equals itself; False for other shapes or dtypes."""
     if a.shape != b.shape or a.dtype != b.dtype:
@@ -87,8 +66,7 @@ class GuardedCopy:
     """A copy of a call's arguments on a device.
 
     Tensors that share memory share it in the copy, at the same distances and the same alignment. Every block of
-    memory has canary margins; bytes between the rows of strided tensors are copied along and guarded as well, unless
-    the rows are `FAR` apart.
+    memory has canary margins; bytes between the rows of strided tensors are copied along and guarded as well.
     """
 
     def __init__(self, args: Mapping[str, Any], device: str | torch.device = "cpu") -> None:
@@ -111,28 +89,22 @@ class GuardedCopy:
         low, high = min(first for first, _ in spans.values()), max(last for _, last in spans.values())
         source = storage_bytes(args[names[0]])[low:high]
         start = MARGIN + (args[names[0]].untyped_storage().data_ptr() + low) % ALIGNMENT
-        buffer = torch.empty(start + high - low + MARGIN, dtype=torch.uint8, device=device)
-        rows = sorted(span for name in names for span in _rows(args[name]))
-        for first, last in rows:
-            buffer[start + first - low - MARGIN : start + last - low + MARGIN].fill_(_CANARY)
-        for first, last in rows:
-            buffer[start + first - low : start + last - low].copy_(source[first - low : last - low])
+        buffer = torch.full((start + high - low + MARGIN,), _CANARY, dtype=torch.uint8, device=device)
+        buffer[start : start + high - low].copy_(source)
         for name in names:
             self.args[name] = view_of(buffer, args[name], start + spans[name][0] - low)
-        pieces = [(start + first - low - MARGIN, start + last - low + MARGIN) for first, last in rows]
-        self._blocks.append(_Block(buffer, start, high - low, pieces, names=names))
-        self._blocks[-1].before = self._blocks[-1].contents()
+        self._blocks.append(_Block(buffer, start, high - low, buffer.clone(), names))
 
     def problems(self, mutable: Collection[str]) -> list[str]:
         """What was written that may not be: an argument that is not `mutable`, a margin, the gap between rows."""
         found = []
         for block in self._blocks:
-            now = block.contents()
+            now = block.buffer.clone()
             for name in set(block.names) & set(mutable):
                 copy = self.args[name]
                 offset = copy.storage_offset() * copy.element_size()
                 view_of(now, copy, offset).copy_(view_of(block.before, copy, offset))
-            if not all(torch.equal(now[a:b], block.before[a:b]) for a, b in block.pieces):
+            if not torch.equal(now, block.before):
                 found += self._locate(block, now, mutable)
         return found
 
@@ -144,12 +116,12 @@ class GuardedCopy:
             offset = copy.storage_offset() * copy.element_size()
             if not same_bytes(view_of(now, copy, offset), view_of(block.before, copy, offset)):
                 found.append(f"argument {name} was modified")
-        margins = ((0, block.start, f"just before {where}"), (end, len(now), f"just after {where}"))
-        for first, last, where_written in (*margins, (0, len(now), f"between the rows of {where}")):
-            cuts = [(max(a, first), min(b, last)) for a, b in block.pieces if max(a, first) < min(b, last)]
-            count = sum(int((now[a:b] != block.before[a:b]).sum()) for a, b in cuts)
-            if count and (not found or last - first < len(now)):
-                found.append(f"{count} bytes {where_written} were written")
+        changed = now != block.before
+        for part, side in ((changed[: block.start], "before"), (changed[end:], "after")):
+            if bool(part.any()):
+                found.append(f"{int(part.sum())} bytes just {side} {where} were written")
+        if not found:
+            found.append(f"{int(changed.sum())} bytes between the rows of {where} were written")
         return found
 
     def alias_of(self, tensor: Tensor) -> str | None:

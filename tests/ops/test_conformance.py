@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import zlib
 from typing import Any
 
@@ -10,7 +11,6 @@ import torch
 
 from k3hal.debug.golden import golden
 from k3hal.debug.judge import judge
-from k3hal.debug.memory import GuardedCopy
 from k3hal.dispatch.call import Call
 from k3hal.dispatch.operator import Operator, Sample
 from k3hal.dispatch.probe import probe
@@ -49,7 +49,7 @@ def test_provider_matches_reference(name: str, provider_id: str, sample: Sample)
     operator = get_operator(name)
     provider = next(p for p in default_registry().of(name) if p.id == provider_id)
     args = sample.make(torch.Generator().manual_seed(zlib.crc32(sample.name.encode())))
-    actual_args = GuardedCopy(args).args
+    actual_args = copy.deepcopy(args)
     expected = golden(operator, args)
     if provider.prepare:
         actual_args |= provider.prepare(**{w: actual_args[w] for w in operator.weights})

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
 from k3hal.debug.golden import golden
 from k3hal.debug.judge import judge
-from k3hal.debug.memory import GuardedCopy
 from k3hal.dispatch import Call
 from k3hal.dispatch.operator import Sample
 from k3hal.dispatch.overrides import parse_overrides
@@ -41,7 +42,7 @@ def test_every_part_has_a_cpu_provider(op: str) -> None:
 def test_composition_matches_the_reference(op: str, sample: Sample) -> None:
     operator, decision = get_operator(op), _composed(op, sample.dtype)
     given = sample.make(torch.Generator().manual_seed(3))
-    args = GuardedCopy(given).args
+    args = copy.deepcopy(given)
     args |= decision.prepare(**{name: args[name] for name in operator.weights})
     actual = {"out": decision.function()(**args), "conv_state": args["conv_state"], "state": args["state"]}
     for numbers in judge(operator, given, actual, golden(operator, given)):

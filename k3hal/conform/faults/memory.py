@@ -132,13 +132,13 @@ def _wrapped(index: Tensor, arena: Tensor) -> Tensor:
     return torch.where(index >= 0, index * stride % LARGE // stride, index)
 
 
-@fault("copy_pages", first="beyond_2_31")
+@fault("copy_pages", first="far")
 def offset_in_32_bits(right: Right, args: Arguments) -> Any:
     """page * page bytes is taken in 32 bits."""
     return right(args, src=_wrapped(args["src"], args["arena"]))
 
 
-@fault("mla_decode", "mla_prefill", first="beyond_2_31")
+@fault("mla_decode", "mla_prefill", first="far")
 def page_offset_in_32_bits(right: Right, args: Arguments) -> Any:
     """page * page stride is taken in 32 bits."""
     last = args["kv_cache"].shape[0] - 1
@@ -147,7 +147,7 @@ def page_offset_in_32_bits(right: Right, args: Arguments) -> Any:
     return right(args, page_table=wrapped.int())
 
 
-@fault("mla_cache_insert", first="beyond_2_31")
+@fault("mla_cache_insert", first="far")
 def row_offset_in_32_bits(right: Right, args: Arguments) -> Any:
     """row * entry is taken in 32 bits."""
     page = args["kv_cache"].shape[1]
@@ -156,7 +156,7 @@ def row_offset_in_32_bits(right: Right, args: Arguments) -> Any:
     return right(args, rows=torch.where(rows >= 0, wrapped, rows))
 
 
-@fault("kda_recurrent", "kda_decode", "kda_chunk", "kda_prefill", first="beyond_2_31")
+@fault("kda_recurrent", "kda_decode", "kda_chunk", "kda_prefill", first="far")
 def slot_offset_in_32_bits(right: Right, args: Arguments) -> Any:
     """slot * slot stride is taken in 32 bits."""
     return right(args, slots=_wrapped(args["slots"].long(), args["state"]).int())
