@@ -123,7 +123,7 @@ OPERATOR = Operator(
     cost=_cost,
     mutates=("conv_state", "state"),
     weights=("conv_weight", "A_log", "dt_bias", "norm_weight"),
-    invariants=("batch", "pad"),
+    invariants=("batch", "pad", "far"),
     lowers_to=("causal_conv1d", "kda_gate", "kda_recurrent", "gated_rms_norm"),
     lowering=_lower,
 )

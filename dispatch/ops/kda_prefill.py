@@ -135,7 +135,7 @@ OPERATOR = Operator(
     cost=_cost,
     mutates=("conv_state", "state"),
     weights=("conv_weight", "A_log", "dt_bias", "norm_weight"),
-    invariants=("split", "batch", "pad", "restore"),
+    invariants=("split", "batch", "pad", "restore", "far"),
     lowers_to=("causal_conv1d", "kda_gate", "kda_chunk", "gated_rms_norm"),
     lowering=_lower,
 )
