@@ -18,6 +18,7 @@ from k3hal.conform.selection import Selection
 from k3hal.conform.statement import statement_text
 from k3hal.debug.case_file import load_case
 from k3hal.dispatch.plan_file import load_plan
+from k3hal.dispatch.registry import default_registry
 from k3hal.dispatch.tolerance import CLASSES
 from k3hal.errors import InputError
 
@@ -74,6 +75,7 @@ def _completeness(report: Report, selection: Selection) -> Iterator[str]:
     listed = {one["op"] for one in report["providers"]}
     for op in sorted(wanted - listed):
         yield f"operator {op} is missing"
+    yield from _unlisted(report, selection)
     results: dict[tuple[str, str], list[CheckResult]] = {}
     for check in report["checks"]:
         results.setdefault((check.op, check.provider), []).append(check)
@@ -84,6 +86,17 @@ def _completeness(report: Report, selection: Selection) -> Iterator[str]:
         mine = results.get((one["op"], one["provider"]), [])
         if one["op"] in wanted and not one["reference_only"]:
             yield from _complete(one, mine, selection)
+
+
+def _unlisted(report: Report, selection: Selection) -> Iterator[str]:
+    """Providers that this k3hal would have judged, and the report says nothing of."""
+    registry, known = default_registry(), {(one["op"], one["provider"]) for one in report["providers"]}
+    for op in selection.operators():
+        for provider in registry.of(op):
+            auto = registry.backends[provider.backend].auto
+            wanted = provider.backend == selection.backend if selection.backend else auto
+            if wanted and (op, provider.id) not in known:
+                yield f"{provider.id} of {op} is not listed"
 
 
 def _complete(one: Report, mine: list[CheckResult], selection: Selection) -> Iterator[str]:
