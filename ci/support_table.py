@@ -108,7 +108,9 @@ def changed_since(reports: Iterable[Report], registry: Registry) -> list[str]:
             current = now.get((one["op"], one["provider"]))
             if current != one["source_hash"]:
                 what = "is not there any more" if current is None else "has changed since"
-                lines.append(f"{report.place}: {one['provider']} of {one['op']} {what}; its level {one['level']} is old")
+                lines.append(
+                    f"{report.place}: {one['provider']} of {one['op']} {what}; its level {one['level']} is old"
+                )
     return lines
 
 
@@ -128,7 +130,8 @@ def main(words: Sequence[str], root: Path = ROOT) -> int:
     readme = root / "README.md"
     wanted = {
         readme: with_table(readme.read_text("utf-8"), table(reports, operator_names())),
-        root / "dispatch" / "evidence.json": json.dumps({"schema": SCHEMA, "levels": levels_of(reports)}, indent=1) + "\n",
+        root / "dispatch" / "evidence.json": json.dumps({"schema": SCHEMA, "levels": levels_of(reports)}, indent=1)
+        + "\n",
     }
     old = [path for path, text in wanted.items() if not path.exists() or path.read_text("utf-8") != text]
     for path in old:

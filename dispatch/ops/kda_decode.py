@@ -106,7 +106,7 @@ def _make(gen: Generator, case: KdaCase, dtype: str) -> dict[str, Any]:
         **weight_inputs(gen, case),
         **cache_inputs(gen, case, dtype),
         "lower_bound": case.lower_bound,
-        "eps": 1e-5,
+        "eps": case.eps,
     }
 
 
@@ -123,7 +123,7 @@ OPERATOR = Operator(
     cost=_cost,
     mutates=("conv_state", "state"),
     weights=("conv_weight", "A_log", "dt_bias", "norm_weight"),
-    invariants=("batch", "pad"),
+    invariants=("batch", "pad", "far"),
     lowers_to=("causal_conv1d", "kda_gate", "kda_recurrent", "gated_rms_norm"),
     lowering=_lower,
 )

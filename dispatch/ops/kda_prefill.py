@@ -118,7 +118,7 @@ def _make(gen: Generator, case: KdaCase, dtype: str) -> dict[str, Any]:
         **cache_inputs(gen, case, dtype),
         **sequence_inputs(case),
         "lower_bound": case.lower_bound,
-        "eps": 1e-5,
+        "eps": case.eps,
     }
 
 
@@ -135,7 +135,7 @@ OPERATOR = Operator(
     cost=_cost,
     mutates=("conv_state", "state"),
     weights=("conv_weight", "A_log", "dt_bias", "norm_weight"),
-    invariants=("split", "batch", "pad", "restore"),
+    invariants=("split", "batch", "pad", "restore", "far"),
     lowers_to=("causal_conv1d", "kda_gate", "kda_chunk", "gated_rms_norm"),
     lowering=_lower,
 )

@@ -41,13 +41,14 @@ def _make(
     strided: bool = False,
     scale: float = 1.0,
     weight_dtype: str | None = None,
+    eps: float = 1e-5,
 ) -> dict[str, Any]:
     x = randn(gen, *shape, dtype=dtype, scale=scale)
     if strided:
         x = spread(x)
     residual = randn(gen, *shape, dtype=dtype, scale=scale) if add else None
     weight = 1 + randn(gen, shape[-1], dtype=weight_dtype or dtype, scale=0.2)
-    return {"x": x, "weight": weight, "eps": 1e-5, "residual": residual}
+    return {"x": x, "weight": weight, "eps": eps, "residual": residual}
 
 
 def _samples() -> Iterator[Sample]:
@@ -61,6 +62,7 @@ def _samples() -> Iterator[Sample]:
         ("rank_3", (3, 5, 33), {}, edge),
         ("row_strided", (9, 64), {"strided": True, "add": True}, hard),
         ("below_eps", (4, 64), {"scale": 1e-4}, hard),
+        ("faint", (4, 64), {"scale": 1e-3, "eps": 1e-6}, hard),
         ("large", (4, 64), {"scale": 1e4}, hard),
         *((f"k3_{d}", (t, d), {"add": d == 7168}, big) for d in (512, 1536, 3584, 7168) for t in (1, 65)),
     ]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from k3hal.cli.common import Json
+from k3hal.cli.conform_selftest import selftest
 from k3hal.cli.op_cases import PresentDevice, present
 from k3hal.cli.output import print_json
 from k3hal.errors import UsageError
@@ -187,15 +188,4 @@ def html(
     typer.echo(str(target))
 
 
-@app.command()
-def selftest(
-    op: Annotated[str, typer.Option("--op", metavar="GLOB", help="Only faults of these operators.")] = "*",
-    as_json: Json = False,
-) -> int:
-    """Plant every fault of the catalogue into a provider and see that conformance names its operator.
-
-    Exits with 1 if one is not caught.
-    """
-    from k3hal.conform.selftest import selftest as drill
-
-    return drill(op, as_json)
+app.command()(selftest)

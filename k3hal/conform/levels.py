@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from k3hal.conform.result import CheckResult
@@ -23,9 +23,9 @@ def level_rows(
 ) -> list[dict[str, Any]]:
     """A row for every (dtype, shape class) of one provider's results that it says Yes to.
 
-    E0 if nothing passed, E1 if something did, E3 if all did, and then E4 in the dtypes of `end_to_end`, whose
-    end-to-end check ran this provider and passed, and E5 in those of them that were `measured`. A quick run tries too
-    little for E3 and ends at E2. A waived failure is none that passed.
+    E0 if nothing gave an output, E1 if something did, E3 if all passed, and then E4 in the dtypes of `end_to_end`,
+    whose end-to-end check ran this provider and passed, and E5 in those of them that were `measured`. A quick run
+    tries too little for E3 and ends at E2. A waived failure is none that passed.
     """
     groups: dict[tuple[str, str], list[CheckResult]] = {}
     for result in results:
@@ -34,7 +34,7 @@ def level_rows(
     rows = []
     for (dtype, shape_class), mine in sorted(groups.items()):
         passed = sum(result.ok for result in mine)
-        level: Level = "E0" if not passed else "E1"
+        level: Level = "E1" if any(result.ok or result.tensors for result in mine) else "E0"
         if passed == len(mine):
             level = "E2" if quick else "E3"
         if level == "E3" and dtype in end_to_end:
@@ -42,6 +42,11 @@ def level_rows(
         row = {"dtype": dtype, "shape_class": shape_class, "level": level, "passed": passed, "of": len(mine)}
         rows.append(row | {"worst": worst_numbers(mine)})
     return rows
+
+
+def dtypes_measured(timings: Iterable[Mapping[str, Any]]) -> set[str]:
+    """The dtypes with a time that stands beside both the roofline and a peer's time of the same case."""
+    return {t["dtype"] for t in timings if t.get("seconds") and t.get("roofline") and t.get("peer")}
 
 
 def overall(rows: Sequence[dict[str, Any]]) -> Level:

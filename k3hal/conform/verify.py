@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from k3hal.conform.levels import level_rows, overall
+from k3hal.conform.levels import dtypes_measured, level_rows, overall
 from k3hal.conform.must_pass import missing, must_pass, selection_of
 from k3hal.conform.package import PLAN, STATEMENT, read_report
 from k3hal.conform.policy import policy_classes, policy_hash
@@ -18,6 +18,7 @@ from k3hal.conform.selection import Selection
 from k3hal.conform.statement import statement_text
 from k3hal.debug.case_file import load_case
 from k3hal.dispatch.plan_file import load_plan
+from k3hal.dispatch.registry import default_registry
 from k3hal.dispatch.tolerance import CLASSES
 from k3hal.errors import InputError
 
@@ -74,6 +75,7 @@ def _completeness(report: Report, selection: Selection) -> Iterator[str]:
     listed = {one["op"] for one in report["providers"]}
     for op in sorted(wanted - listed):
         yield f"operator {op} is missing"
+    yield from _unlisted(report, selection)
     results: dict[tuple[str, str], list[CheckResult]] = {}
     for check in report["checks"]:
         results.setdefault((check.op, check.provider), []).append(check)
@@ -84,6 +86,17 @@ def _completeness(report: Report, selection: Selection) -> Iterator[str]:
         mine = results.get((one["op"], one["provider"]), [])
         if one["op"] in wanted and not one["reference_only"]:
             yield from _complete(one, mine, selection)
+
+
+def _unlisted(report: Report, selection: Selection) -> Iterator[str]:
+    """Providers that this k3hal would have judged, and the report says nothing of."""
+    registry, known = default_registry(), {(one["op"], one["provider"]) for one in report["providers"]}
+    for op in selection.operators():
+        for provider in registry.of(op):
+            auto = registry.backends[provider.backend].auto
+            wanted = provider.backend == selection.backend if selection.backend else auto
+            if wanted and (op, provider.id) not in known:
+                yield f"{provider.id} of {op} is not listed"
 
 
 def _complete(one: Report, mine: list[CheckResult], selection: Selection) -> Iterator[str]:
@@ -122,7 +135,7 @@ def _levels(report: Report) -> Iterator[str]:
             mine,
             quick=report["selection"]["quick"],
             end_to_end=dtypes_proven(ends, one["op"], one["provider"]),
-            measured={t["dtype"] for t in one.get("timings", ()) if t.get("seconds")},
+            measured=dtypes_measured(one.get("timings", ())),
         )
         if one["level"] != overall(rows) or not _same_rows(one["levels"], rows):
             yield f"{one['provider']} of {one['op']}: says {one['level']}, its checks prove {overall(rows)}"
