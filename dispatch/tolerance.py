@@ -147,6 +147,9 @@ def compare(actual: Tensor, golden: Tensor, head: int = 0) -> Comparison:
     finite = torch.isfinite(golden.to(actual.dtype).double())
     if not torch.equal(torch.isfinite(a), finite):
         return Comparison(math.inf, math.inf, math.inf, "non-finite values differ from the golden's")
+    odd = (torch.where(finite, 0.0, value.to(actual.dtype).double()) for value in (a, golden))
+    if not torch.equal(*(value.nan_to_num(0.0) for value in odd)):
+        return Comparison(math.inf, math.inf, math.inf, "NaN and the infinities differ from the golden's")
     zero = torch.zeros((), dtype=torch.float64)
     error, g = torch.where(finite, a - g, zero), torch.where(finite, g, zero)
     rms = float(g.square().mean().sqrt())
