@@ -78,17 +78,18 @@ def _make(
 
 def _samples() -> Iterator[Sample]:
     edge, hard, big = frozenset({"edge"}), frozenset({"adversarial"}), frozenset({"k3", "device"})
+    must = frozenset({"must"})
     cases: list[tuple[str, dict[str, Any], frozenset[str]]] = [
         ("add", {"rows": 3, "dim": 48, "filled": 2}, frozenset({"tiny"})),
         ("first_layer", {"rows": 3, "dim": 48, "filled": 0, "delta": False, "store": True}, frozenset({"tiny"})),
-        ("reset", {"rows": 3, "dim": 48, "filled": 1, "reset": True}, frozenset({"tiny"})),
+        ("reset", {"rows": 3, "dim": 48, "filled": 1, "reset": True}, frozenset({"tiny", "must"})),
         ("block_end", {"rows": 5, "dim": 33, "filled": 3, "store": True}, edge),
         ("reset_and_store", {"rows": 2, "dim": 64, "filled": 1, "reset": True, "store": True}, edge),
         ("no_norm", {"rows": 5, "dim": 64, "filled": 4, "norm": False}, edge),
         ("no_rows", {"rows": 0, "dim": 64, "filled": 2, "store": True}, edge),
         ("many_rows", {"rows": 130, "dim": 64, "filled": 3}, edge),
         ("sharp_scores", {"rows": 9, "dim": 64, "filled": 3, "key_scale": 100.0}, hard),
-        ("faint", {"rows": 5, "dim": 64, "filled": 3, "key_scale": 3.0, "faint": True}, hard),
+        ("faint", {"rows": 5, "dim": 64, "filled": 3, "key_scale": 3.0, "faint": True}, hard | must),
         *((f"k3_{t}", {"rows": t, "dim": 7168, "filled": 8, "total": 8}, big) for t in (1, 65)),
     ]
     for name, options, tags in cases:

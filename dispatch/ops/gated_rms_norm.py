@@ -29,12 +29,13 @@ def _cost(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Cost:
 
 def _samples() -> Iterator[Sample]:
     edge, hard, big = frozenset({"edge"}), frozenset({"adversarial"}), frozenset({"k3", "device"})
+    must = frozenset({"must"})
     cases = [
         ("plain", (5, 2, 32), False, 1.0, frozenset({"tiny"})),
-        ("faint", (5, 2, 32), False, 1.0, hard),
+        ("faint", (5, 2, 32), False, 1.0, hard | must),
         ("no_rows", (0, 2, 32), False, 1.0, edge),
         ("odd", (17, 3, 33), False, 1.0, edge),
-        ("row_strided", (9, 2, 32), True, 1.0, hard),
+        ("row_strided", (9, 2, 32), True, 1.0, hard | must),
         ("gate_saturated", (9, 2, 32), False, 60.0, hard),
         *((f"k3_heads_{h}", (65, h, 128), True, 1.0, big) for h in (6, 12, 96)),
     ]

@@ -18,7 +18,7 @@ from k3hal.dispatch.ops.moe_experts_int4 import int4_weights, moe_experts_int4
 from k3hal.dispatch.ops.moe_experts_mxfp4 import moe_experts_mxfp4, mxfp4_weights
 
 SHARED_EXPERTS = 2
-FAINT = Routing("faint", 5, 8, 3, 64, 32, "float32", ("edge", "adversarial"))
+FAINT = Routing("faint", 5, 8, 3, 64, 32, "float32", ("must", "edge", "adversarial"))
 """Experts whose sum is so small that the latent norm's epsilon decides."""
 
 

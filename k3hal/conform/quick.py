@@ -7,17 +7,20 @@ from collections.abc import Sequence
 from k3hal.dispatch.operator import Sample
 
 CLASSES_OF_QUICK = ("tiny", "edge", "adversarial")
+MUST = "must"
 
 
 def quick_samples(samples: Sequence[Sample]) -> list[Sample]:
     """At least one sample of every (class, dtype, phase) among tiny, edge and adversarial ones, in the given order.
 
     A greedy cover over (class, dtype, phase) and the values of every static dim, so that each path a provider's
-    `supports` distinguishes is taken; the choice depends on the samples' declarations only.
+    `supports` distinguishes is taken, and the samples tagged `must`; the choice depends on the samples' declarations
+    only.
     """
     eligible = [s for s in samples if not s.tags & {"k3", "device"}] or list(samples)
     missing = {fact for sample in eligible for fact in _facts(sample)}
-    chosen: list[Sample] = []
+    chosen = [sample for sample in eligible if MUST in sample.tags]
+    missing -= {fact for sample in chosen for fact in _facts(sample)}
     while missing:
         best = max(eligible, key=lambda sample: len(_facts(sample) & missing))
         chosen.append(best)

@@ -76,7 +76,7 @@ class SelfTest:
         begun = time.perf_counter()
         base = base_of(fault.op)
         target, count = fault.planted(base), 0
-        for count, check in enumerate(ordered(fault), 1):
+        for count, check in enumerate(ordered(fault, self.full), 1):
             result = self._run(target, check)
             if result and result.status in BAD:
                 self._found.setdefault(fault.op, {}).setdefault(check.key, check)
@@ -100,9 +100,10 @@ class SelfTest:
             del self._pieces[key]
 
 
-def ordered(fault: Fault) -> list[Check]:
-    """The checks a fault meets: the one expected to find it, then samples, invariants, and what has K3's size."""
-    checks = checks_of(get_operator(fault.op), quick=False)
+def ordered(fault: Fault, full: bool = False) -> list[Check]:
+    """The checks a fault meets: the one expected to find it, then samples, then invariants. They are those of
+    `conform run --quick`, or in full of `conform run`."""
+    checks = checks_of(get_operator(fault.op), quick=not full)
     return sorted(
         checks, key=lambda check: (not _expected(fault, check), "k3" in check.sample.tags, check.kind != SAMPLE)
     )
