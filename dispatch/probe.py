@@ -5,6 +5,8 @@ Probing an accelerator initialises its driver in this process: probe in the proc
 
 from __future__ import annotations
 
+import os
+
 from k3hal.dispatch import probe_vendors
 from k3hal.dispatch.describe import describe, described_ids
 from k3hal.dispatch.device import DeviceDescription
@@ -65,6 +67,11 @@ def _parse(device: str) -> tuple[str, int]:
     return kind, int(index or 0)
 
 
+def _interpreter() -> frozenset[str]:
+    """Triton runs its kernels on a CPU, in Python, where the process was started with TRITON_INTERPRET=1."""
+    return frozenset({"triton_interpreter"} if os.environ.get("TRITON_INTERPRET") == "1" else ())
+
+
 def _cpu() -> DeviceDescription:
     return DeviceDescription(
         id="cpu",
@@ -73,7 +80,7 @@ def _cpu() -> DeviceDescription:
         torch_device="cpu",
         present=True,
         memory_bytes=host_memory()[0],
-        features=cpu_features(),
+        features=cpu_features() | _interpreter(),
         packages=INSTALLED,
         source="probed",
         title=cpu_name(),

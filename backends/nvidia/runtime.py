@@ -1,0 +1,112 @@
+"""One CUDA device of this process, through torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from k3hal.dispatch.device import DeviceDescription
+from k3hal.dispatch.errors import CapacityError, UnsupportedError
+from k3hal.dispatch.runtime import Event, MemoryFigures, Stream
+
+_MILLISECOND = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class CudaEvent:
+    """A timed event of torch's."""
+
+    event: torch.cuda.Event
+
+    def query(self) -> bool:
+        return self.event.query()
+
+    def synchronize(self) -> None:
+        self.event.synchronize()
+
+    def elapsed_since(self, earlier: Event) -> float:
+        if not isinstance(earlier, CudaEvent):
+            raise TypeError(f"{type(earlier).__name__} is another runtime's event")
+        return earlier.event.elapsed_time(self.event) * _MILLISECOND
+
+
+@dataclass(frozen=True, slots=True)
+class CudaStream:
+    """A stream of torch's."""
+
+    stream: torch.cuda.Stream
+
+    def record(self) -> Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self.stream)
+        return CudaEvent(event)
+
+    def wait(self, event: Event) -> None:
+        if not isinstance(event, CudaEvent):
+            raise TypeError(f"{type(event).__name__} is another runtime's event")
+        self.stream.wait_event(event.event)
+
+    def synchronize(self) -> None:
+        self.stream.synchronize()
+
+    def use(self) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self.stream)
+
+
+class CudaRuntime:
+    """`DeviceRuntime` of one CUDA device. Graphs are captured on a side stream, as CUDA wants it."""
+
+    supports_graphs = True
+
+    def __init__(self, device: DeviceDescription) -> None:
+        self.device = device
+        self._torch_device = torch.device(device.torch_device)
+
+    def memory(self) -> MemoryFigures:
+        free, total = torch.cuda.mem_get_info(self._torch_device)
+        return MemoryFigures(total, free)
+
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        free = self.memory().free
+        try:
+            return torch.zeros(num_bytes, dtype=torch.uint8, device=self._torch_device)
+        except torch.cuda.OutOfMemoryError:
+            raise CapacityError(
+                f"{num_bytes / 1e9:.2f} GB do not fit the {free / 1e9:.2f} GB of free device memory",
+                hint=f"{max(num_bytes - free, 0) / 1e9:.2f} GB are missing",
+            ) from None
+
+    def allocate_pinned(self, num_bytes: int) -> torch.Tensor:
+        return torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def new_stream(self) -> Stream:
+        return CudaStream(torch.cuda.Stream(self._torch_device))
+
+    def current_stream(self) -> Stream:
+        return CudaStream(torch.cuda.current_stream(self._torch_device))
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self._torch_device)
+
+    def capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(self._torch_device), torch.cuda.graph(graph):
+            work()
+        return graph
+
+    def new_group(self, ranks: Sequence[int]) -> Any:
+        if len(ranks) == 1:
+            return None
+        if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+            raise UnsupportedError(
+                f"a group of {len(ranks)} ranks needs torch.distributed, which is not initialised",
+                hint="start one process per rank with torchrun",
+            )
+        return torch.distributed.new_group(list(ranks), backend="nccl")
+
+    def generator(self, seed: int) -> torch.Generator:
+        return torch.Generator(device=self._torch_device).manual_seed(seed)

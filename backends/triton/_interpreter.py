@@ -1,0 +1,45 @@
+"""Triton's interpreter with the arithmetic of a GPU, where it has another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+
+_NARROW = {tl.bfloat16: torch.bfloat16, tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
+_BITS = {1: torch.uint8, 2: torch.uint16}
+
+
+def mend() -> None:
+    """Change the interpreter's casts and `tl.dot`. Call once."""
+    builder = interpreter.InterpreterBuilder
+    cast, dot = builder.cast_impl, builder.create_dot
+
+    def cast_impl(self: Any, source: Any, target: Any) -> Any:
+        # A handle is true or false by its values.
+        narrow = _cast(source, target.scalar)
+        return cast(self, source, target) if narrow is None else narrow
+
+    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return dot(self, _wide(a), _wide(b), *rest)
+
+    builder.cast_impl, builder.create_dot = cast_impl, create_dot
+
+
+def _cast(source: Any, target: Any) -> Any | None:
+    """fp32 to or from a narrow type, as torch rounds; None for any other pair."""
+    kind = source.dtype.scalar
+    if kind == tl.float32 and target in _NARROW:
+        narrow = torch.from_numpy(np.ascontiguousarray(source.data)).to(_NARROW[target])
+        return interpreter.TensorHandle(narrow.view(_BITS[narrow.element_size()]).numpy(), target)
+    if kind in _NARROW and target == tl.float32:
+        bits = torch.from_numpy(np.ascontiguousarray(source.data))
+        return interpreter.TensorHandle(bits.view(_NARROW[kind]).float().numpy(), target)
+    return None
+
+
+def _wide(handle: Any) -> Any:
+    return _cast(handle, tl.float32) if handle.dtype.scalar == tl.bfloat16 else handle

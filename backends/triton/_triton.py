@@ -1,0 +1,39 @@
+"""What every Triton provider asks of a machine, and Triton's interpreter put right."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+
+from k3hal.dispatch import Needs
+from k3hal.dispatch.call import Answer, Call, No, Yes
+
+INTERPRETER = "triton_interpreter"
+NEEDS = Needs(packages={"triton": ">=3.6"})
+
+
+def runs(call: Call) -> Answer:
+    """Whether Triton kernels run at all: compiled on a GPU, interpreted on a CPU."""
+    if call.device.vendor != "cpu":
+        return Yes()
+    if INTERPRETER in call.device.features:
+        return Yes("interpreted")
+    return No("on a CPU it needs Triton's interpreter: TRITON_INTERPRET=1")
+
+
+@cache
+def kernels(name: str) -> ModuleType:
+    """The kernel module `backends/triton/kernels/<name>.py`."""
+    _mend_interpreter()
+    return import_module(f"k3hal.backends.triton.kernels.{name}")
+
+
+@cache
+def _mend_interpreter() -> None:
+    """Triton's interpreter (seen in 3.6 to 3.9) multiplies the bit patterns of bfloat16 operands in `tl.dot`, and
+    rounds fp32 to bfloat16 and fp8 towards zero or away from it at ties, where every GPU rounds to nearest even."""
+    import triton
+
+    if triton.knobs.runtime.interpret:
+        import_module("k3hal.backends.triton._interpreter").mend()
