@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from k3hal.dispatch.registry import default_registry
 
-_PRELOADED = ("k3hal.debug.tune_jobs",)
+_PRELOADED = ("k3hal.debug.tune_jobs", "k3hal.debug.run_case", "k3hal.debug.grid_runs")
 _LOOK_EVERY = 0.004
 
 

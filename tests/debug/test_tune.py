@@ -140,8 +140,8 @@ def test_a_wrong_one_never_wins_however_fast(wrong: set[str], speed: dict[str, f
         patch.setattr("k3hal.debug.tune.update_tactics", lambda change: change(TacticCache()))
         patch.setattr("k3hal.debug.tune.load_tactics", TacticCache)
         patch.setattr("k3hal.debug.tune._keep", lambda case, name: Path(name))
-        patch.setattr("k3hal.debug.tune._Files.case", lambda files, case: case.id)
-        patch.setattr("k3hal.debug.tune._Files.expected", lambda files, case: case.id)
+        patch.setattr("k3hal.debug.tune.CaseFiles.case", lambda files, case: case.id)
+        patch.setattr("k3hal.debug.tune.CaseFiles.expected", lambda files, case: case.id)
         (provider,) = (p for p in getattr(module.mixed, registries.ATTRIBUTE) if p.name == "mixed")
         script, case = _Script(wrong, speed), _cases()[0]
         tuner = Tuner(CPU, script)  # pyright: ignore[reportArgumentType]
