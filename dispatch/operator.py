@@ -5,12 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from k3hal.dispatch.call import DimValue, Phase
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
+
+Outputs: TypeAlias = "Mapping[str, Tensor]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,13 @@ class Operator:
     the finer operators in `lowers_to`, given by name; `parts` narrows these to what a call of given dims really needs,
     each with dims of its own (without it: all of them, each with the coarse call's dims). A part's weight arguments
     that carry the coarse operator's names are laid out by the part's provider.
+
+    `heads` maps an output whose last axis holds all heads to the argument whose last axis is as wide as one head, so
+    that each is judged by itself. `settle_ties` takes (arguments, outputs, golden outputs), all by name, and returns
+    the outputs with every difference undone that the contract leaves open, as between two experts of nearly the same
+    score; it is only asked about outputs of the golden's shapes and the contract's dtypes.
+
+    Returned tensors are new and contiguous wherever the reference's are.
     """
 
     reference: Callable[..., Any]
@@ -60,6 +70,8 @@ class Operator:
     lowers_to: tuple[str, ...] = ()
     lowering: Callable[[Mapping[str, Callable[..., Any]]], Callable[..., Any]] | None = None
     parts: Callable[[Mapping[str, DimValue]], Mapping[str, Mapping[str, DimValue]]] | None = None
+    heads: Mapping[str, str] = field(default_factory=dict)
+    settle_ties: Callable[[Mapping[str, Any], Outputs, Outputs], Outputs] | None = None
 
     def parts_of(self, dims: Mapping[str, DimValue]) -> Mapping[str, Mapping[str, DimValue]]:
         """The finer operators that a call of these dims is composed of, each with its dims."""

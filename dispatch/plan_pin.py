@@ -47,6 +47,18 @@ def pin_plan(
     return DispatchPlan(model, device, dtype, tuple(pinned), f"pinned by {plan.source}")
 
 
+def pinned_decision(plan: SavedPlan, call: Call, registry: Registry) -> Decision:
+    """What a saved plan lays down for one class of calls; the first entry of its operator, phase and dims.
+
+    Raises `PlanError` where it has none, or what it names cannot run.
+    """
+    for entry in plan.entries:
+        if (entry.op, entry.phase) == (call.op, call.phase) and entry.dims in (None, dict(call.dims)):
+            return _Pin(plan.source, registry).decide(call, entry.choice, None)
+    hint = "`k3hal op plan --plan FILE` shows what it holds"
+    raise PlanError(f"{plan.source}: no entry for {call.op} ({call.phase}) with these dims", hint=hint)
+
+
 def _call(request: OpRequest, device: DeviceDescription, dtype: str) -> Call:
     return Call(request.op, device, dtype, request.phase, request.dims)
 

@@ -11,6 +11,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion
 
 from k3hal.dispatch.call import Answer, Call, No, Yes
+from k3hal.dispatch.mxfp4 import PATHS, Declared
 
 F = TypeVar("F", bound=Callable[..., Any])
 Functions: TypeAlias = Mapping[str, Callable[..., Any]]
@@ -99,6 +100,9 @@ class Provider:
     the layout `fn` wants, under the same names. `tactics` are other functions of the same signature that do the same
     from the same layout (another tile, another chunk), by name, or what gives them for a class of calls; `fn` itself
     is the tactic `default`. Which is taken is measured, never guessed: `k3hal op tune`.
+
+    `mxfp4` says how MXFP4 weights reach the arithmetic (`dispatch/mxfp4.py`), in all calls or by the class of calls;
+    it is for operators that take such weights.
     """
 
     op: str
@@ -112,6 +116,7 @@ class Provider:
     deterministic: bool = True
     backend: str = ""
     tactics: Functions | Callable[[Call], Functions] | None = None
+    mxfp4: Declared | None = None
 
     @property
     def id(self) -> str:
@@ -128,6 +133,20 @@ class Provider:
             return No(*unmet)
         return self.supports(call) if self.supports else Yes()
 
+    def every_reason(self, call: Call) -> tuple[str, ...]:
+        """All that speaks against a call: unmet needs, and on its own vendor's machines what `supports` says too."""
+        unmet = self.needs.unmet(call)
+        if self.supports is None or (self.needs.vendors and call.device.vendor not in self.needs.vendors):
+            return unmet
+        try:
+            said = self.supports(call)
+        except Exception as error:
+            if not unmet:
+                raise
+            # It is promised to be asked only where its needs are met.
+            return (*unmet, f"its shapes could not be asked about without that ({type(error).__name__}: {error})")
+        return (*unmet, *(said.reasons if isinstance(said, No) else ()))
+
 
 def provides(
     op: str,
@@ -140,11 +159,13 @@ def provides(
     graph_safe: bool = False,
     deterministic: bool = True,
     tactics: Functions | Callable[[Call], Functions] | None = None,
+    mxfp4: Declared | None = None,
 ) -> Callable[[F], F]:
     """Declare the decorated function a provider of `op`. The function itself is returned unchanged.
 
     It must be the outermost decorator, since what it decorates is what is called. Raises ValueError for a name (of the
-    provider or of a tactic) that could not be typed in an override or is reserved, or a malformed version specifier.
+    provider or of a tactic) that could not be typed in an override or is reserved, a malformed version
+    specifier, or an unknown MXFP4 path.
     """
     named = () if tactics is None or callable(tactics) else tactics
     for kind, word in (("provider", name), *(("tactic", tactic) for tactic in named)):
@@ -152,6 +173,8 @@ def provides(
             raise ValueError(f"{kind} name {word!r} must be letters, digits and underscores")
         if word in (*RESERVED, DEFAULT):
             raise ValueError(f"{kind} name {word!r} is reserved")
+    if isinstance(mxfp4, str) and mxfp4 not in PATHS:
+        raise ValueError(f"provider {name!r} of {op}: mxfp4 is {mxfp4!r}, not one of {', '.join(PATHS)}")
     try:
         for wanted in needs.packages.values():
             SpecifierSet(wanted)
@@ -159,7 +182,9 @@ def provides(
         raise ValueError(f"provider {name!r} of {op}: {error}") from None
 
     def declare(fn: F) -> F:
-        provider = Provider(op, name, fn, needs, supports, prepare, priority, graph_safe, deterministic, "", tactics)
+        provider = Provider(
+            op, name, fn, needs, supports, prepare, priority, graph_safe, deterministic, "", tactics, mxfp4
+        )
         setattr(fn, ATTRIBUTE, (*getattr(fn, ATTRIBUTE, ()), provider))
         return fn
 

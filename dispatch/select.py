@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from k3hal.dispatch.call import Call, No, Yes
@@ -107,6 +107,11 @@ def answer(provider: Provider, call: Call, weights: frozenset[str] | None) -> Co
     return Consideration(provider.id, True, (said.note,) if said.note else ())
 
 
+def _with_every_reason(provider: Provider, call: Call, weights: frozenset[str] | None) -> Consideration:
+    said = answer(provider, call, weights)
+    return said if said.accepted else replace(said, reasons=provider.every_reason(call) or said.reasons)
+
+
 def offered(provider: Provider, call: Call) -> Mapping[str, Callable[..., Any]]:
     """A provider's tactics for a class of calls, `default` first. Raises `BackendError` where they break a contract."""
     try:
@@ -152,9 +157,12 @@ class Selector:
         """
         return self._decide(call, None)
 
-    def consider(self, call: Call) -> tuple[Consideration, ...]:
-        """What every provider of the operator answers, most preferred first, whatever the policy would choose."""
-        return tuple(answer(provider, call, None) for provider in self.registry.of(call.op))
+    def consider(self, call: Call, weights: frozenset[str] | None = None) -> tuple[Consideration, ...]:
+        """What every provider of the operator answers, with all its reasons, most preferred first.
+
+        Whatever the policy would choose; `weights` as for `answer`.
+        """
+        return tuple(_with_every_reason(provider, call, weights) for provider in self.registry.of(call.op))
 
     def _decide(self, call: Call, weights: frozenset[str] | None) -> Decision:
         operator = get_operator(call.op)

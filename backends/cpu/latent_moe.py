@@ -19,7 +19,7 @@ def _supports(call: Call) -> Answer:
     return Yes() if given in FORMATS else No(f"expert format is {given}, not one of {'/'.join(FORMATS)}")
 
 
-@provides("latent_moe", name="streamed", needs=Needs(dtypes=("float32",)), supports=_supports)
+@provides("latent_moe", name="streamed", needs=Needs(dtypes=("float32",)), supports=_supports, mxfp4="w4a16")
 def latent_moe(
     x: Tensor,
     ids: Tensor,

@@ -44,7 +44,7 @@ def packed(
     }
 
 
-@provides("latent_moe", name="native", priority=60, supports=_supports, prepare=packed)
+@provides("latent_moe", name="native", priority=60, supports=_supports, prepare=packed, mxfp4="w4a16")
 def latent_moe(
     x: Tensor,
     ids: Tensor,

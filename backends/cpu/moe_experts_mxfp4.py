@@ -27,7 +27,7 @@ def _matrices(packed: Tensor, scales: Tensor) -> Load:
     return load
 
 
-@provides("moe_experts_mxfp4", name="dequantized")
+@provides("moe_experts_mxfp4", name="dequantized", mxfp4="w4a16")
 def moe_experts_mxfp4(
     x: Tensor,
     ids: Tensor,

@@ -20,7 +20,7 @@ def packed(w13: Tensor, w13_scale: Tensor, w2: Tensor, w2_scale: Tensor) -> Mapp
     return {"w13": first, "w13_scale": None, "w2": second, "w2_scale": None}
 
 
-@provides("moe_experts_mxfp4", name="native", priority=60, supports=supported, prepare=packed)
+@provides("moe_experts_mxfp4", name="native", priority=60, supports=supported, prepare=packed, mxfp4="w4a16")
 def moe_experts_mxfp4(
     x: Tensor,
     ids: Tensor,

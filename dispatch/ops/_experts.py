@@ -82,6 +82,7 @@ ROUTINGS = (
     Routing("small_batch", 16, 32, 8, 128, 64, "float32", ("edge",), "silu"),
     Routing("large_batch", 300, 32, 8, 64, 64, "float32", ("edge",)),
     Routing("k3_tp8_20_experts", 2, 20, 16, 3584, 384, "bfloat16", ("k3",)),
+    Routing("k3_tp16_32_experts", 2, 32, 16, 3584, 192, "bfloat16", ("k3",)),
     Routing("k3_tp8", 64, 896, 16, 3584, 384, "bfloat16", ("k3", "device")),
     Routing("k3_tp8_prefill", 4096, 896, 16, 3584, 384, "bfloat16", ("k3", "device")),
     Routing("k3_ep8", 129, 112, 16, 3584, 3072, "bfloat16", ("k3", "device"), kind="negative"),

@@ -77,5 +77,5 @@ OPERATOR = Operator(
     cost=_cost,
     mutates=("conv_state",),
     weights=("weight",),
-    invariants=("split", "batch", "pad", "restore"),
+    invariants=("split", "batch", "pad", "restore", "far"),
 )

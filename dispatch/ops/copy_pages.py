@@ -57,5 +57,5 @@ OPERATOR = Operator(
     samples=samples,
     cost=cost,
     mutates=("arena",),
-    invariants=("reads_before_writes",),
+    invariants=("reads_before_writes", "far"),
 )

@@ -82,5 +82,5 @@ OPERATOR = Operator(
     samples=_samples,
     cost=_cost,
     mutates=("state",),
-    invariants=("split", "batch", "pad", "restore"),
+    invariants=("split", "batch", "pad", "restore", "far"),
 )

@@ -83,5 +83,5 @@ OPERATOR = Operator(
     cost=_cost,
     mutates=("conv_state", "state"),
     weights=("A_log", "dt_bias"),
-    invariants=("batch", "pad"),
+    invariants=("batch", "pad", "far"),
 )

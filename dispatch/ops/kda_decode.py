@@ -117,12 +117,13 @@ def _samples() -> Iterator[Sample]:
 OPERATOR = Operator(
     reference=kda_decode,
     family="kda",
-    outputs={"out": "matmul", "conv_state": "exact", "state": "kda_state"},
+    outputs={"out": "matmul", "conv_state": "exact", "state": "kda_layer_state"},
+    heads={"out": "norm_weight"},
     samples=_samples,
     cost=_cost,
     mutates=("conv_state", "state"),
     weights=("conv_weight", "A_log", "dt_bias", "norm_weight"),
-    invariants=("batch", "pad"),
+    invariants=("batch", "pad", "far"),
     lowers_to=("causal_conv1d", "kda_gate", "kda_recurrent", "gated_rms_norm"),
     lowering=_lower,
 )

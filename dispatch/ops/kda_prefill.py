@@ -129,12 +129,13 @@ def _samples() -> Iterator[Sample]:
 OPERATOR = Operator(
     reference=kda_prefill,
     family="kda",
-    outputs={"out": "matmul", "conv_state": "exact", "state": "kda_state"},
+    outputs={"out": "matmul", "conv_state": "exact", "state": "kda_layer_state"},
+    heads={"out": "norm_weight"},
     samples=_samples,
     cost=_cost,
     mutates=("conv_state", "state"),
     weights=("conv_weight", "A_log", "dt_bias", "norm_weight"),
-    invariants=("split", "batch", "pad", "restore"),
+    invariants=("split", "batch", "pad", "restore", "far"),
     lowers_to=("causal_conv1d", "kda_gate", "kda_chunk", "gated_rms_norm"),
     lowering=_lower,
 )

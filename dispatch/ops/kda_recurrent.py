@@ -50,5 +50,5 @@ OPERATOR = Operator(
     samples=_samples,
     cost=_cost,
     mutates=("state",),
-    invariants=("batch", "pad"),
+    invariants=("batch", "pad", "far"),
 )

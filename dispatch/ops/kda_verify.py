@@ -94,7 +94,8 @@ def _samples() -> Iterator[Sample]:
 OPERATOR = Operator(
     reference=kda_verify,
     family="kda",
-    outputs={"out": "matmul", "u": "kda_state", "k": "norm", "gate": "exact", "conv_in": "exact"},
+    outputs={"out": "matmul", "u": "kda_layer_state", "k": "norm", "gate": "exact", "conv_in": "exact"},
+    heads={"out": "norm_weight"},
     samples=_samples,
     cost=_cost,
     weights=("conv_weight", "A_log", "dt_bias", "norm_weight"),

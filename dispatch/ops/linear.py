@@ -35,6 +35,7 @@ def _samples() -> Iterator[Sample]:
         *((f"rows_{n}", (n, 33, 65), False, frozenset({"edge"})) for n in (7, 8, 9, 11, 12, 13, 16, 17, 25)),
         ("odd", (17, 127, 129), False, frozenset({"edge"})),
         ("row_strided", (9, 64, 100), True, frozenset({"adversarial"})),
+        ("k3_depth", (16, 7168, 96), False, frozenset({"k3"})),
         ("k3_tp8", (4, 7168, 6288), False, frozenset({"k3", "device"})),
     ]
     for name, (rows, dim, outputs), strided, tags in cases:

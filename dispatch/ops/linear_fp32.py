@@ -33,6 +33,7 @@ def _samples() -> Iterator[Sample]:
         ("no_rows", (0, 48, 70), False, frozenset({"edge"})),
         ("odd", (17, 127, 129), False, frozenset({"edge"})),
         ("row_strided", (9, 64, 100), True, frozenset({"adversarial"})),
+        ("k3_depth", (16, 7168, 96), False, frozenset({"k3"})),
         ("k3_tp8", (2, 7168, 20480), False, frozenset({"k3", "device"})),
     ]
     for name, (rows, dim, vocab), strided, tags in cases:

@@ -75,5 +75,5 @@ OPERATOR = Operator(
     samples=samples,
     cost=cost,
     mutates=("kv_cache",),
-    invariants=("padding_rows", "untouched_rows"),
+    invariants=("padding_rows", "untouched_rows", "far"),
 )

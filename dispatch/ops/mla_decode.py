@@ -97,5 +97,5 @@ OPERATOR = Operator(
     outputs={"out": "matmul"},
     samples=samples,
     cost=cost,
-    invariants=("batch_composition", "padding_rows", "decode_equals_prefill"),
+    invariants=("batch_composition", "padding_rows", "decode_equals_prefill", "far"),
 )

@@ -136,5 +136,5 @@ OPERATOR = Operator(
     samples=samples,
     cost=cost,
     weights=("w_uk", "w_uv"),
-    invariants=("chunk_split", "batch_composition", "padding_rows", "decode_equals_prefill"),
+    invariants=("chunk_split", "batch_composition", "padding_rows", "decode_equals_prefill", "far"),
 )

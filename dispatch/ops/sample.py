@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from k3hal.dispatch.operator import Cost, Operator, Sample
+from k3hal.dispatch.operator import Cost, Operator, Outputs, Sample
 
 
 def sample(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
@@ -38,6 +38,23 @@ def sample(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, mi
         drawn = (cumulative > uniform[r] * cumulative[-1]).int().argmax()
         out.append(int(ids[drawn]))
     return torch.tensor(out, dtype=torch.int64, device=logits.device)
+
+
+def settle_ties(args: Mapping[str, Any], outputs: Outputs, golden: Outputs) -> Outputs:
+    """The golden's token wherever another was drawn whose share begins or ends within fp64 rounding of `uniform`."""
+    out, wanted = outputs["out"], golden["out"]
+    rows = (out != wanted).nonzero().squeeze(-1)
+    if not rows.numel():
+        return outputs
+    slack = args["logits"].shape[1] * 2.0**-53
+    near = [
+        sample(**{n: (v[rows] + step).clamp(0.0, 1.0 - 2**-53) if n == "uniform" else v[rows] for n, v in args.items()})
+        for step in (-slack, slack)
+    ]
+    allowed = (out[rows] == near[0]) | (out[rows] == near[1])
+    settled = out.clone()
+    settled[rows] = torch.where(allowed, wanted[rows], out[rows])
+    return {"out": settled}
 
 
 def parameters(rows: int, **values: float | Sequence[float]) -> dict[str, Tensor]:
@@ -100,4 +117,5 @@ OPERATOR = Operator(
     samples=samples,
     cost=cost,
     invariants=("batch_composition", "distribution"),
+    settle_ties=settle_ties,
 )

@@ -13,6 +13,7 @@ from k3hal.cli.op_bench import bench
 from k3hal.cli.op_bisect import bisect
 from k3hal.cli.op_compare import compare
 from k3hal.cli.op_dump import dump
+from k3hal.cli.op_explain import explain
 from k3hal.cli.op_replay import replay
 from k3hal.cli.op_run import run_operator
 from k3hal.cli.op_tune import tune
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
     from k3hal.dispatch.plan import DispatchPlan
     from k3hal.dispatch.provider import Provider
     from k3hal.dispatch.registry import Registry
-    from k3hal.dispatch.select import Decision
 
 app = typer.Typer(no_args_is_help=True, help="Operators: what runs them, and whether it is right.")
 app.command("run")(run_operator)
 app.command("compare")(compare)
+app.command("explain")(explain)
 app.command("dump")(dump)
 app.command("replay")(replay)
 app.command("bisect")(bisect)
@@ -208,75 +209,3 @@ def _print_plan(plan: DispatchPlan) -> None:
         console.width = 120
     console.print(plan_table(plan))
     typer.echo(plan_summary(plan))
-
-
-@app.command("explain")
-def explain(
-    op: Annotated[str, typer.Argument(metavar="OP", help="An operator's name.")],
-    device: AnyDevice = "auto",
-    dtype: DType = None,
-    phase: Annotated[
-        str | None, typer.Option("--phase", metavar="PHASE", help="prefill, decode, verify or any.")
-    ] = None,
-    dims: Annotated[
-        list[str] | None, typer.Option("--dims", metavar="NAME=VALUE,...", help="Put over the full-size model's dims.")
-    ] = None,
-    ops: Ops = None,
-    as_json: Json = False,
-) -> None:
-    """Show what every provider of an operator answers, and which one the policy takes."""
-    from k3hal.cli.op_calls import activation_dtype, call_of
-    from k3hal.dispatch.assemble import build_selector
-    from k3hal.dispatch.probe import resolve_device
-    from k3hal.dispatch.registry import get_operator
-
-    operator = get_operator(op)
-    selector = build_selector(ops, "warn")
-    call = call_of(operator, resolve_device(device), activation_dtype(dtype), phase, dims or ())
-    considered = selector.consider(call)
-    decision = selector.decide(call)
-    if as_json:
-        print_json(
-            "k3hal.op_explain/1",
-            {
-                "op": op,
-                "device": call.device.id,
-                "dtype": call.dtype,
-                "phase": call.phase,
-                "dims": dict(call.dims),
-                "considered": [
-                    {"provider": c.provider, "accepted": c.accepted, "reasons": list(c.reasons)} for c in considered
-                ],
-                "decision": _decision_json(decision),
-            },
-        )
-        return
-    shown = ", ".join(f"{name}={value}" for name, value in call.dims.items()) or "no dims"
-    typer.echo(f"{op}  {operator.summary}\non {call.device.id}, {call.dtype}, {call.phase}: {shown}")
-    for line in considered:
-        answer = "Yes" if line.accepted else "No "
-        typer.echo(f"    {line.provider:<24} {answer} {'; '.join(line.reasons)}".rstrip())
-    if not considered:
-        typer.echo("    no provider is registered")
-    _print_decision(op, decision, 0)
-
-
-def _decision_json(decision: Decision) -> dict[str, Any]:
-    return {
-        "provider": decision.provider,
-        "backend": decision.backend,
-        "policy": decision.policy,
-        "composed": decision.composed,
-        "reference": decision.reference,
-        "tactic": decision.tactic if decision.tactic_source else None,
-        "tactic_source": decision.tactic_source,
-        "parts": {op: _decision_json(part) for op, part in decision.parts.items()},
-    }
-
-
-def _print_decision(op: str, decision: Decision, depth: int) -> None:
-    typer.echo(f"{'    ' * depth}{op} -> {decision.provider}  ({decision.policy})")
-    if decision.tactic_source:
-        typer.echo(f"{'    ' * depth}    tactic {decision.tactic}: {decision.tactic_source}")
-    for name, part in decision.parts.items():
-        _print_decision(name, part, depth + 1)

@@ -69,7 +69,7 @@ def call_of(operator: Operator, device: DeviceDescription, dtype: str, phase: st
     known = {*base, *(name for sample in operator.samples() for name in sample.dims)}
     for name in asked:
         if name not in known:
-            raise UsageError(f"--dims: {operator.name} has no dim {name!r}", hint=nearest(name, known))
+            raise UsageError(f"--shape: {operator.name} has no dim {name!r}", hint=nearest(name, known))
     return Call(operator.name, device, dtype, wanted or found, {**base, **asked})
 
 
@@ -103,7 +103,7 @@ def parse_dims(items: Sequence[str]) -> dict[str, DimValue]:
     for piece in filter(None, (part.strip() for item in items for part in item.split(","))):
         name, sep, text = (word.strip() for word in piece.partition("="))
         if not sep or not name.isidentifier() or not text:
-            raise UsageError(f"--dims: {piece!r} is not NAME=VALUE", hint='like "heads=12,kv_dtype=float8_e4m3fn"')
+            raise UsageError(f"--shape: {piece!r} is not NAME=VALUE", hint='like "heads=12,kv_dtype=float8_e4m3fn"')
         out[name] = _value(text)
     return out
 

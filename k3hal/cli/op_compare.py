@@ -44,7 +44,7 @@ def compare(
     ] = "",
     invariant: Annotated[
         list[str] | None,
-        typer.Option("--invariant", metavar="NAME", help="split, batch, restore, pad, replay, decode, or all."),
+        typer.Option("--invariant", metavar="NAME", help="split, batch, restore, pad, replay, decode, far, or all."),
     ] = None,
     sample: SampleNames = None,
     tag: Tags = None,

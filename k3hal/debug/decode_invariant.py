@@ -9,7 +9,7 @@ from torch import Tensor
 
 from k3hal.debug.case import Case
 from k3hal.debug.execute import execute
-from k3hal.debug.golden import golden
+from k3hal.debug.golden import Golden, golden
 from k3hal.debug.target import Target
 from k3hal.dispatch.operator import Operator
 from k3hal.dispatch.registry import get_operator
@@ -33,7 +33,7 @@ def decode_equals_prefill(operator: Operator, case: Case, target: Target) -> lis
     actual = execute(operator, target, case.args).outputs
     mutated = operator.mutates
     got, want = ({n: v if n in mutated else v[rows] for n, v in side.items()} for side in (actual, expected))
-    return [(got, want)]
+    return [(got, Golden(want, expected.dtypes))]
 
 
 def _one_token_each(case: Case) -> dict[str, object]:
@@ -84,4 +84,5 @@ def _last_tokens_decoded(operator: Operator, case: Case, target: Target) -> list
     }
     latent = golden(get_operator("mla_decode"), decode)["out"].double()
     out = execute(operator, target, args).outputs["out"][last]
-    return [({"out": out}, {"out": torch.einsum("nhr,hvr->nhv", latent, w_uv).to(out.dtype)})]
+    expected = {"out": torch.einsum("nhr,hvr->nhv", latent, w_uv)}
+    return [({"out": out}, Golden(expected, {"out": args["q"].dtype}))]

@@ -20,8 +20,8 @@ from k3hal.dispatch.operator import Operator
 class Execution:
     """What one run gave: CPU `outputs` by name, `problems` with the memory it touched, and its `seconds`.
 
-    `aliases` maps returned outputs to the argument whose memory they lie in; `dense` holds the returned outputs whose
-    last axis is contiguous.
+    `aliases` maps returned outputs to the argument whose memory they lie in; `dense` holds the returned outputs that
+    are contiguous.
     """
 
     outputs: dict[str, Tensor]
@@ -55,9 +55,5 @@ def execute(operator: Operator, target: Target, args: Mapping[str, Any], *, pois
     problems = copy.problems(operator.mutates)
     fresh = {name: value for name, value in outputs.items() if name not in operator.mutates}
     aliases = {name: alias for name, value in fresh.items() if (alias := copy.alias_of(value))}
-    dense = frozenset(name for name, value in fresh.items() if _last_axis_dense(value))
+    dense = frozenset(name for name, value in fresh.items() if value.is_contiguous())
     return Execution(on_host, tuple(problems), seconds, aliases, dense)
-
-
-def _last_axis_dense(value: Tensor) -> bool:
-    return value.ndim == 0 or value.numel() == 0 or value.shape[-1] == 1 or value.stride(-1) == 1

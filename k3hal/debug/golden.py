@@ -13,13 +13,59 @@ from k3hal.debug.memory import GuardedCopy
 from k3hal.dispatch.operator import Operator
 
 
+class Golden(dict[str, Tensor]):
+    """Outputs by name. `dtypes` are those the contract gives them, which the values may be wider than."""
+
+    def __init__(self, values: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) -> None:
+        super().__init__(values)
+        self.dtypes = dict(dtypes)
+
+
 class WiderFloats(TorchFunctionMode):
     """While active, what asks for float32 gets float64, and products of both are taken in float64.
 
-    A reference rounds where its contract says so, by casting to the activation dtype; that stays.
+    A reference rounds where its contract says so, by casting to the activation dtype; that stays. `before_rounding`
+    knows what such a tensor was before its last rounding, through stores into a buffer, `where` and a sum.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._wide: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def before_rounding(self, tensor: Tensor) -> Tensor | None:
+        """The fp64 values that `tensor` was rounded from; None where unknown."""
+        # The rounded tensor is kept beside them, so that its id is nobody else's.
+        found = self._wide.get(id(tensor))
+        return found[1] if found else None
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__setitem__ and isinstance(args[2], Tensor):
+            self._store(*args)
+        out = self._run(func, args, kwargs)
+        if isinstance(out, Tensor) and out.dtype in _ROUNDED and (wide := self._exact(func, args)) is not None:
+            self._wide[id(out)] = (out, wide)
+        return out
+
+    def _exact(self, func: Any, args: Any) -> Tensor | None:
+        """The result of a call that rounds, or selects among rounded values, before the rounding."""
+        if func is Tensor.to and args[0].dtype is torch.float64:
+            return args[0]
+        if func is torch.where and len(args) == 3 and (wide := self.before_rounding(args[1])) is not None:
+            return torch.where(args[0], wide, args[2].double())
+        if func in _SUMS and isinstance(args[1], Tensor):
+            return args[0].double() + args[1].double()
+        return None
+
+    def _store(self, buffer: Tensor, index: Any, value: Tensor) -> None:
+        if buffer.dtype not in _ROUNDED:
+            return
+        wide, known = self.before_rounding(value), self.before_rounding(buffer)
+        if wide is not None or known is not None:
+            known = buffer.double() if known is None else known
+            known[index] = value.double() if wide is None else wide
+            self._wide[id(buffer)] = (buffer, known)
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         kwargs = dict(kwargs or {})
         if func is Tensor.float:
             return args[0].double()
@@ -34,6 +80,8 @@ class WiderFloats(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+_ROUNDED = (torch.bfloat16, torch.float16)
+_SUMS = (torch.add, Tensor.add, Tensor.__add__)
 _PRODUCTS: frozenset[Callable[..., Any]] = frozenset(
     {torch.matmul, torch.bmm, torch.einsum, torch.nn.functional.linear, Tensor.matmul, Tensor.__matmul__, Tensor.bmm}
 )
@@ -46,15 +94,25 @@ def _widened(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(v.double() if isinstance(v, Tensor) and v.dtype.is_floating_point else v for v in args)
 
 
-def golden(operator: Operator, args: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Outputs by name from the reference, computed in fp64 where it asks for fp32. `args` are left alone."""
+def golden(operator: Operator, args: Mapping[str, Any]) -> Golden:
+    """Outputs by name from the reference, computed in fp64 where it asks for fp32. `args` are left alone.
+
+    An output in a narrow dtype is given as it is before its last rounding, which is then part of a provider's error:
+    two roundings in a row are judged as what they are, and not by where a rounded golden happens to fall.
+    """
     copy = GuardedCopy(args)
-    with torch.inference_mode(), WiderFloats():
+    wider = WiderFloats()
+    with torch.inference_mode(), wider:
         returned = operator.reference(**copy.args)
     outputs = named_outputs(operator, returned, copy.args)
-    # An exact output's range is that of its own dtype: what overflows float32 must do so here.
-    narrow = {n for n, v in outputs.items() if operator.outputs[n] == "exact" and v.dtype is torch.float64}
-    return {name: value.float() if name in narrow else value for name, value in outputs.items()}
+    dtypes = {n: torch.float32 if v.dtype is torch.float64 else v.dtype for n, v in outputs.items()}
+    values = {}
+    for name, value in outputs.items():
+        # An exact output's range is that of its own dtype: what overflows float32 must do so here.
+        exact = value.float() if value.dtype is torch.float64 else value
+        wide = wider.before_rounding(value)
+        values[name] = exact if operator.outputs[name] == "exact" else value if wide is None else wide
+    return Golden(values, dtypes)
 
 
 def named_outputs(operator: Operator, returned: Any, args: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from k3hal.debug.case import Case
 from k3hal.debug.check import describe
 from k3hal.debug.decode_invariant import decode_equals_prefill
 from k3hal.debug.execute import execute
+from k3hal.debug.far import far_offsets
 from k3hal.debug.judge import judge
 from k3hal.debug.target import Target
 from k3hal.debug.verdict import Status, TensorNumbers, Verdict, worst
@@ -236,4 +237,5 @@ INVARIANTS: Mapping[str, Callable[[Operator, Case, Target], list[Pair]]] = {
     "pad": _pad,
     "decode": decode_equals_prefill,
     "replay": _replay,
+    "far": far_offsets,
 }

@@ -123,16 +123,16 @@ def test_a_fault_fails_with_its_reason(case_of: MakeCase, fault: Callable[..., A
     assert any(word in text for text in verdict.reasons for word in reason.split("|")), verdict.reasons
 
 
-def test_a_strided_output_is_a_warning(case_of: MakeCase) -> None:
+def test_an_output_that_is_not_contiguous_fails(case_of: MakeCase) -> None:
     verdict = check(case_of("rms_norm", "plain", "float32"), _target(_transposed))
-    assert (verdict.status, verdict.reasons) == ("QualityWarning", ("out has a strided last axis",))
+    assert (verdict.status, verdict.reasons) == ("Fail", ("out is not contiguous",))
 
 
 def test_a_provider_that_is_declared_nondeterministic_may_differ(case_of: MakeCase) -> None:
     assert check(case_of("rms_norm", "plain", "float32"), _target(_racy, deterministic=False)).ok
 
 
-def test_peer_ratio_catches_what_the_cap_lets_through(case_of: MakeCase) -> None:
+def test_peer_ratio_and_floor_catch_what_the_cap_lets_through(case_of: MakeCase) -> None:
     def noisy(size: float) -> Target:
         def fn(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> Tensor:
             return rms_norm(x, weight, eps, residual) * (1 + size)
@@ -140,9 +140,12 @@ def test_peer_ratio_catches_what_the_cap_lets_through(case_of: MakeCase) -> None
         return _target(fn)
 
     case, peer = case_of("rms_norm", "plain", "float32"), Target.reference(get_operator("rms_norm"))
-    assert check(case, noisy(0.0025), peer=peer).status == "Pass"
-    assert check(case, noisy(0.0029)).status == "Pass"
-    assert check(case, noisy(0.0031)).status == "Fail"
+    for given in (peer, None):  # without a peer the floor judges
+        found = [check(case, noisy(size), peer=given).status for size in (8e-7, 1.5e-6, 3e-6)]
+        assert found == ["Pass", "QualityWarning", "Fail"]
+    # The cap sees what a peer that is as wrong does not.
+    assert check(case, noisy(9e-6), peer=noisy(9e-6)).status == "Pass"
+    assert check(case, noisy(1.1e-5), peer=noisy(1.1e-5)).status == "Fail"
 
 
 def test_copies_keep_strides_offsets_and_shared_memory() -> None:

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from k3hal.debug.golden import golden
+from k3hal.debug.judge import judge
 from k3hal.dispatch.call import Call
 from k3hal.dispatch.operator import Operator, Sample
 from k3hal.dispatch.probe import probe
 from k3hal.dispatch.registry import default_registry, get_operator, operator_names
-from k3hal.dispatch.tolerance import CLASSES, compare
 
 CPU = probe("cpu")
 
@@ -48,16 +49,13 @@ def test_provider_matches_reference(name: str, provider_id: str, sample: Sample)
     operator = get_operator(name)
     provider = next(p for p in default_registry().of(name) if p.id == provider_id)
     args = sample.make(torch.Generator().manual_seed(zlib.crc32(sample.name.encode())))
-    golden_args, actual_args = copy.deepcopy(args), copy.deepcopy(args)
-    golden = _run(operator, operator.reference, golden_args)
+    actual_args = copy.deepcopy(args)
+    expected = golden(operator, args)
     if provider.prepare:
         actual_args |= provider.prepare(**{w: actual_args[w] for w in operator.weights})
     actual = _run(operator, provider.fn, actual_args)
-    for output, tolerance in operator.outputs.items():
-        if output in golden:
-            assert actual[output].dtype == golden[output].dtype
-            result = compare(actual[output], golden[output])
-            assert result.passes(CLASSES[tolerance]), f"{output}: {result}"
+    for numbers in judge(operator, args, actual, expected):
+        assert numbers.status == "Pass", numbers
     for argument, before in args.items():
         if isinstance(before, torch.Tensor) and argument not in (*operator.mutates, *operator.weights):
             assert _same_bytes(before, actual_args[argument]), f"{argument} was modified"

@@ -140,7 +140,7 @@ def test_explain_asks_everyone_and_says_what_decided(run: Run) -> None:
         (("plan", "--plan", "/no/plan", "--ops", "*=reference"), 4, "--plan pins every provider"),
         (("explain", "kda_decod"), 4, "unknown operator 'kda_decod' (did you mean 'kda_decode'?)"),
         (("explain", "kda_decode", "--phase", "later"), 4, "--phase is 'later'"),
-        (("explain", "kda_decode", "--dims", "heads"), 4, "--dims: 'heads' is not NAME=VALUE"),
+        (("explain", "kda_decode", "--dims", "heads"), 4, "--shape: 'heads' is not NAME=VALUE"),
         (("explain",), 4, "Missing argument 'OP'"),
         (("unheard-of",), 4, "No such command"),
     ],
