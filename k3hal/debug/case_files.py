@@ -7,12 +7,21 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
 
-from safetensors.torch import save_file
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from k3hal.debug.case import Case
 from k3hal.debug.case_file import save_case
-from k3hal.debug.golden import golden
+from k3hal.debug.golden import Golden, golden
 from k3hal.dispatch.registry import get_operator
+
+
+def load_golden(path: str) -> Golden:
+    """What `CaseFiles.expected` wrote."""
+    with safe_open(path, "pt") as file:
+        dtypes = {name: getattr(torch, word) for name, word in (file.metadata() or {}).items()}
+    return Golden(load_file(path), dtypes)
 
 
 class CaseFiles:
@@ -38,7 +47,8 @@ class CaseFiles:
 
         def write(path: Path) -> None:
             outputs = golden(get_operator(case.op), case.args)
-            save_file({name: value.contiguous().clone() for name, value in outputs.items()}, path)
+            dtypes = {name: str(dtype).removeprefix("torch.") for name, dtype in outputs.dtypes.items()}
+            save_file({name: value.contiguous().clone() for name, value in outputs.items()}, path, dtypes)
 
         return self._path(case, "golden", write)
 
