@@ -14,13 +14,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ToleranceClass:
-    """Caps on `tensor`, `slice` and `peak`, and the `floor` that rounding explains. `exact` asks for equal bits."""
+    """Caps on `tensor`, `slice` and `peak`, and the `floor` that rounding explains. `exact` asks for equal bits.
+
+    `measured` are the three largest numbers of references and CPU providers over all samples a CPU holds, outputs of at
+    least 1,000 elements; `where` says in what. `python -m k3hal.debug.floors` measures them anew.
+    """
 
     floor: float
     tensor: float
     slice: float
     peak: float
     exact: bool = False
+    measured: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    where: str = ""
 
     def beyond_rounding(self, ideal: Comparison) -> ToleranceClass:
         """The class for a golden that rounding alone, once and to the nearest, takes `ideal` away from itself.
@@ -33,14 +39,38 @@ class ToleranceClass:
 
 
 CLASSES: dict[str, ToleranceClass] = {
-    "fp32": ToleranceClass(5e-7, 1e-5, 1e-4, 1e-3),
-    "fp32_state": ToleranceClass(1e-6, 1e-5, 1e-4, 1e-3),
-    "norm": ToleranceClass(0.0017, 0.003, 0.012, 0.03),
-    "matmul": ToleranceClass(0.0017, 0.005, 0.016, 0.05),
-    "kda_state": ToleranceClass(1e-6, 0.002, 0.01, math.inf),
-    "kda_layer_state": ToleranceClass(2e-4, 0.002, 0.01, math.inf),
+    "fp32": ToleranceClass(
+        1.5e-6, 1e-5, 1e-4, 1e-3,
+        measured=(1.5e-6, 2.7e-5, 8.0e-6),
+        where="linear and linear_fp32 at K = 7168 (5.6e-7 up to K = 3584); slice kda_chunk at the gate's bound",
+    ),
+    "fp32_state": ToleranceClass(
+        1e-6, 1e-5, 1e-4, 1e-3,
+        measured=(2.3e-7, 2.7e-6, 4.0e-6),
+        where="kda_prefill, T = 70, open gates; slice kda_decode",
+    ),
+    "norm": ToleranceClass(
+        0.0017, 0.003, 0.012, 0.03,
+        measured=(0.00175, 0.0031, 0.033),
+        where="one rounding to bf16: causal_conv1d; slice and peak silu_and_mul, whose largest value is 16 RMS",
+    ),
+    "matmul": ToleranceClass(
+        0.0017, 0.005, 0.016, 0.05,
+        measured=(0.0018, 0.0031, 0.029),
+        where="one rounding to bf16: kda_prefill, T = 70 and 98; peak kda_chunk, T = 70",
+    ),
+    "kda_state": ToleranceClass(
+        1e-6, 0.002, 0.01, math.inf,
+        measured=(2.1e-7, 3.7e-7, 2.5e-6),
+        where="kda_chunk, T = 70, open gates",
+    ),
+    "kda_layer_state": ToleranceClass(
+        2e-4, 0.002, 0.01, math.inf,
+        measured=(9.4e-7, 4.4e-6, 2.5e-5),
+        where="kda_prefill, T = 70, open gates; 1.2e-4 in 1 of 1500 seeds of kda_decode, see `_STATES`",
+    ),
     "exact": ToleranceClass(0.0, 0.0, 0.0, 0.0, exact=True),
-}
+}  # fmt: skip
 MIN_SLICE = 32
 _STATE_TOKENS, _STATE_CAP = 1000, 0.01
 _STEP_CAP = 0.001
@@ -117,6 +147,9 @@ def compare(actual: Tensor, golden: Tensor, head: int = 0) -> Comparison:
     finite = torch.isfinite(golden.to(actual.dtype).double())
     if not torch.equal(torch.isfinite(a), finite):
         return Comparison(math.inf, math.inf, math.inf, "non-finite values differ from the golden's")
+    odd = (torch.where(finite, 0.0, value.to(actual.dtype).double()) for value in (a, golden))
+    if not torch.equal(*(value.nan_to_num(0.0) for value in odd)):
+        return Comparison(math.inf, math.inf, math.inf, "NaN and the infinities differ from the golden's")
     zero = torch.zeros((), dtype=torch.float64)
     error, g = torch.where(finite, a - g, zero), torch.where(finite, g, zero)
     rms = float(g.square().mean().sqrt())

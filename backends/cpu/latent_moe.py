@@ -48,4 +48,4 @@ def latent_moe(
     if norm_weight is not None:
         y = rms_norm(y, norm_weight.shape, norm_weight, eps)
     hidden = gated(linear(x, shared_gate_up), *tail)
-    return linear(y, up_weight).add_(linear(hidden, shared_down))
+    return linear(y, up_weight).add_(linear(hidden, shared_down)).contiguous().contiguous()

@@ -39,7 +39,8 @@ def sum_of_experts(
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """One sample of a routed-expert operator, whatever the weights' format. `kind` says how ids are drawn."""
+    """One sample of a routed-expert operator, whatever the weights' format. `kind` says how ids are drawn; a `loud` one
+    reaches the activation's caps, which are others than usual."""
 
     name: str
     tokens: int
@@ -51,6 +52,7 @@ class Routing:
     tags: tuple[str, ...]
     activation: str = "situ"
     kind: str = "spread"
+    loud: bool = False
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -68,14 +70,28 @@ class Routing:
 
 ROUTINGS = (
     Routing("one_token", 1, 4, 2, 32, 32, "float32", ("tiny",)),
-    Routing("tiny", 5, 8, 3, 64, 32, "bfloat16", ("tiny",)),
+    Routing(
+        "tiny",
+        5,
+        8,
+        3,
+        64,
+        32,
+        "bfloat16",
+        (
+            "must",
+            "tiny",
+        ),
+    ),
     Routing("silu", 5, 8, 3, 64, 32, "float32", ("tiny",), "silu"),
+    Routing("loud", 5, 8, 3, 64, 32, "float32", ("must", "edge", "adversarial"), loud=True),
+    Routing("many_choices", 4, 32, 16, 64, 32, "bfloat16", ("edge",)),
     Routing("no_rows", 0, 4, 2, 32, 32, "float32", ("edge", "adversarial")),
-    Routing("all_to_one", 33, 8, 1, 64, 32, "float32", ("edge", "adversarial"), kind="one"),
+    Routing("all_to_one", 33, 8, 1, 64, 32, "float32", ("must", "edge", "adversarial"), kind="one"),
     Routing("same_k", 17, 8, 3, 64, 32, "bfloat16", ("edge", "adversarial"), kind="one"),
     Routing("negative", 9, 8, 3, 64, 32, "float32", ("edge", "adversarial"), kind="negative"),
     Routing("negative_one", 1, 8, 3, 64, 32, "bfloat16", ("edge", "adversarial"), kind="negative"),
-    Routing("padding", 6, 8, 3, 64, 32, "float32", ("edge", "adversarial"), kind="padding"),
+    Routing("padding", 6, 8, 3, 64, 32, "float32", ("must", "edge", "adversarial"), kind="padding"),
     Routing("padding_one", 1, 8, 3, 64, 32, "float32", ("edge", "adversarial"), kind="all_padding"),
     Routing("every_expert", 3, 4, 4, 32, 96, "float32", ("edge",), "silu"),
     Routing("tile_edge", 65, 8, 2, 96, 160, "bfloat16", ("edge",)),
@@ -91,7 +107,7 @@ ROUTINGS = (
 
 def routed_inputs(g: torch.Generator, r: Routing) -> dict[str, Any]:
     """x, ids and weights of a sample. A row whose every id is negative is padding: its x and weights are NaN."""
-    x = torch.randn(r.tokens, r.hidden, generator=g)
+    x = torch.randn(r.tokens, r.hidden, generator=g) * (8.0 if r.loud else 1.0)
     ids = torch.rand(r.tokens, r.experts, generator=g).argsort(dim=-1)[:, : r.top_k]
     weights = torch.rand(r.tokens, r.top_k, generator=g) + 0.1
     if r.kind == "one":
@@ -107,7 +123,7 @@ def routed_inputs(g: torch.Generator, r: Routing) -> dict[str, Any]:
 
 def activation_arguments(r: Routing) -> dict[str, Any]:
     """The trailing arguments every format takes."""
-    return {"activation": r.activation, "beta": 4.0, "linear_beta": 25.0}
+    return {"activation": r.activation, "beta": 3.0 if r.loud else 4.0, "linear_beta": 9.0 if r.loud else 25.0}
 
 
 def routing_samples(weights: Callable[[torch.Generator, Routing], dict[str, Any]]) -> Iterator[Sample]:

@@ -72,7 +72,7 @@ class KdaCase:
 
     `gate` says where the decays lie: `usual`, `open` (near 0), `closed` (at the bound; about -50 a token without
     one) or `mixed` (both, token by token). `padding` rows follow the last sequence. `scale` is that of q, k and
-    v: where it is small, the L2 norm's epsilon decides.
+    v: where it is small, the L2 norm's epsilon decides. `eps` is the output norm's.
     """
 
     name: str
@@ -86,6 +86,7 @@ class KdaCase:
     strided: bool = False
     padding: int = 0
     scale: float = 1.0
+    eps: float = 1e-5
     tags: frozenset[str] = frozenset({"tiny"})
 
     @property
@@ -104,6 +105,7 @@ class KdaCase:
 
 
 _EDGE, _HARD, _DEVICE = frozenset({"edge"}), frozenset({"adversarial"}), frozenset({"k3", "device"})
+_MUST = frozenset({"must"})
 _K3 = {"head_dim": 128, "tags": _DEVICE}
 
 PREFILL_CASES = (
@@ -111,10 +113,15 @@ PREFILL_CASES = (
     KdaCase("one_token", RAGGED["one_token"]),
     # Its result is q k times v: where that cancels rounding is all there is, so that seeds differ widely in fp32.
     KdaCase("fresh_token", RAGGED["one_token"], has_state=(False,), tags=_EDGE),
-    KdaCase("empty_sequences", RAGGED["empty_first_and_last"], has_state=(False, True, True, False, False), tags=_HARD),
+    KdaCase(
+        "empty_sequences",
+        RAGGED["empty_first_and_last"],
+        has_state=(False, True, True, False, False),
+        tags=_HARD | _MUST,
+    ),
     KdaCase("around_tile", RAGGED["around_tile"], heads=3, tags=_EDGE),
-    KdaCase("around_chunk", RAGGED["around_chunk"], has_state=(True, False, True), tags=_EDGE),
-    KdaCase("null_slot", (5, 4, 2), slots=(2, 0, 1), strided=True, padding=3, tags=_HARD),
+    KdaCase("around_chunk", RAGGED["around_chunk"], has_state=(True, False, True), tags=_EDGE | _MUST),
+    KdaCase("null_slot", (5, 4, 2), slots=(2, 0, 1), strided=True, padding=3, tags=_HARD | _MUST),
     KdaCase(
         "padded_strided", RAGGED["mixed"], has_state=(True, False) * 2 + (True,), strided=True, padding=9, tags=_HARD
     ),
@@ -123,7 +130,8 @@ PREFILL_CASES = (
     KdaCase("gates_mixed", (65, 33), gate="mixed", tags=_HARD),
     KdaCase("unbounded_strong", (70,), gate="closed", lower_bound=None, tags=_HARD),
     KdaCase("unbounded_mixed", (130,), gate="mixed", lower_bound=None, tags=_HARD),
-    KdaCase("faint", (5, 1), scale=2e-4, tags=_HARD),
+    KdaCase("faint", (5, 1), scale=2e-4, tags=_HARD | _MUST),
+    KdaCase("other_constants", (5, 1), lower_bound=-3.0, eps=0.1, tags=_HARD | _MUST),
     KdaCase("head_dim_128", (20,), heads=1, head_dim=128, tags=_EDGE),
     KdaCase("k3_tp16_short", (17, 1), heads=6, head_dim=128, tags=frozenset({"k3"})),
     *(KdaCase(f"k3_heads_{h}", (1000, 1, 257), heads=h, **_K3) for h in (6, 12, 96)),
@@ -135,13 +143,14 @@ DECODE_CASES = (
     KdaCase("one_null", (1,), slots=(0,), tags=_HARD),
     KdaCase("seven", (1,) * 7, heads=3, tags=_EDGE),
     KdaCase("contiguous_slots", (1,) * 4, slots=(2, 3, 4, 5), tags=_EDGE),
-    KdaCase("null_slots", (1,) * 5, slots=(0, 4, 0, 1, 0), strided=True, tags=_HARD),
-    KdaCase("contiguous_strided", (1,) * 4, slots=(1, 2, 3, 4), strided=True, tags=_HARD),
+    KdaCase("null_slots", (1,) * 5, slots=(0, 4, 0, 1, 0), strided=True, tags=_HARD | _MUST),
+    KdaCase("contiguous_strided", (1,) * 4, slots=(1, 2, 3, 4), strided=True, tags=_HARD | _MUST),
     KdaCase("gates_open", (1,) * 2, gate="open", tags=_HARD),
     KdaCase("gates_at_bound", (1,) * 2, gate="closed", tags=_HARD),
     KdaCase("unbounded", (1,) * 3, lower_bound=None, tags=_EDGE),
     KdaCase("unbounded_strong", (1,) * 3, lower_bound=None, gate="closed", tags=_HARD),
-    KdaCase("faint", (1,) * 3, scale=2e-4, tags=_HARD),
+    KdaCase("faint", (1,) * 3, scale=2e-4, tags=_HARD | _MUST),
+    KdaCase("other_constants", (1,) * 3, lower_bound=-3.0, eps=0.1, tags=_HARD | _MUST),
     KdaCase("head_dim_128", (1,) * 2, heads=1, head_dim=128, tags=_EDGE),
     KdaCase("k3_tp8_batch_2", (1,) * 2, heads=12, head_dim=128, tags=frozenset({"k3"})),
     *(KdaCase(f"k3_heads_{h}_batch_{n}", (1,) * n, heads=h, **_K3) for h in (6, 12, 96) for n in (1, 17)),
@@ -151,10 +160,12 @@ DECODE_CASES = (
 VERIFY_CASES = (
     KdaCase("one_token", (1,)),
     KdaCase("eight", (8,) * 3, tags=_EDGE),
-    KdaCase("null_slots", (4,) * 4, slots=(0, 3, 0, 1), strided=True, tags=_HARD),
+    KdaCase("null_slots", (4,) * 4, slots=(0, 3, 0, 1), strided=True, tags=_HARD | _MUST),
     KdaCase("gates_at_bound", (8,) * 2, gate="closed", tags=_HARD),
     KdaCase("unbounded_strong", (5,) * 2, gate="closed", lower_bound=None, tags=_HARD),
-    KdaCase("faint", (4,) * 2, scale=2e-4, tags=_HARD),
+    KdaCase("faint", (4,) * 2, scale=2e-4, tags=_HARD | _MUST),
+    KdaCase("two", (2,) * 4, tags=_EDGE | _MUST),
+    KdaCase("other_constants", (4,) * 2, lower_bound=-3.0, eps=0.1, tags=_HARD | _MUST),
     *(KdaCase(f"k3_heads_{h}", (8,) * 17, heads=h, **_K3) for h in (6, 12, 96)),
 )
 """For operators over draft tokens: the same count for every sequence."""

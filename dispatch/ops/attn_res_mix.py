@@ -57,12 +57,13 @@ def _cost(prefix: Tensor, delta: Tensor | None, num_blocks: int, store: bool, **
 def _make(
     gen: Generator, rows: int, dim: int, dtype: str, filled: int, total: int = 4, key_scale: float = 1.0, **flags: Any
 ) -> dict[str, Any]:
-    blocks = randn(gen, total, rows, dim, dtype=dtype)
+    scale, eps, out_eps = (2e-3, 2e-6, 2e-5) if flags.get("faint", False) else (1.0, 1e-5, 1e-5)
+    blocks = randn(gen, total, rows, dim, dtype=dtype, scale=scale)
     poison(blocks[filled:])
-    delta = randn(gen, rows, dim, dtype=dtype) if flags.get("delta", True) else None
+    delta = randn(gen, rows, dim, dtype=dtype, scale=scale) if flags.get("delta", True) else None
     norm = 1 + randn(gen, dim, dtype=dtype, scale=0.2) if flags.get("norm", True) else None
     return {
-        "prefix": randn(gen, rows, dim, dtype=dtype),
+        "prefix": randn(gen, rows, dim, dtype=dtype, scale=scale),
         "delta": delta,
         "blocks": blocks,
         "num_blocks": filled,
@@ -70,23 +71,25 @@ def _make(
         "store": flags.get("store", False),
         "key_weight": randn(gen, dim, scale=key_scale * dim**-0.5),
         "out_weight": norm,
-        "eps": 1e-5,
-        "out_eps": 1e-5,
+        "eps": eps,
+        "out_eps": out_eps,
     }
 
 
 def _samples() -> Iterator[Sample]:
     edge, hard, big = frozenset({"edge"}), frozenset({"adversarial"}), frozenset({"k3", "device"})
+    must = frozenset({"must"})
     cases: list[tuple[str, dict[str, Any], frozenset[str]]] = [
         ("add", {"rows": 3, "dim": 48, "filled": 2}, frozenset({"tiny"})),
         ("first_layer", {"rows": 3, "dim": 48, "filled": 0, "delta": False, "store": True}, frozenset({"tiny"})),
-        ("reset", {"rows": 3, "dim": 48, "filled": 1, "reset": True}, frozenset({"tiny"})),
+        ("reset", {"rows": 3, "dim": 48, "filled": 1, "reset": True}, frozenset({"tiny", "must"})),
         ("block_end", {"rows": 5, "dim": 33, "filled": 3, "store": True}, edge),
         ("reset_and_store", {"rows": 2, "dim": 64, "filled": 1, "reset": True, "store": True}, edge),
         ("no_norm", {"rows": 5, "dim": 64, "filled": 4, "norm": False}, edge),
         ("no_rows", {"rows": 0, "dim": 64, "filled": 2, "store": True}, edge),
         ("many_rows", {"rows": 130, "dim": 64, "filled": 3}, edge),
         ("sharp_scores", {"rows": 9, "dim": 64, "filled": 3, "key_scale": 100.0}, hard),
+        ("faint", {"rows": 5, "dim": 64, "filled": 3, "key_scale": 3.0, "faint": True}, hard | must),
         *((f"k3_{t}", {"rows": t, "dim": 7168, "filled": 8, "total": 8}, big) for t in (1, 65)),
     ]
     for name, options, tags in cases:

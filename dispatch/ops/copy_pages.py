@@ -36,12 +36,12 @@ def samples() -> Iterator[Sample]:
     """One page, a chain and a swap (reads before writes), one source to many, itself, none, strided, and many."""
     yield _sample("one", 4, 64, [1], [3], {"tiny"})
     yield _sample("chain", 5, 64, [0, 1, 2], [1, 2, 3], {"tiny", "adversarial"})
-    yield _sample("swap", 4, 33, [1, 2], [2, 1], {"edge", "adversarial"})
+    yield _sample("swap", 4, 33, [1, 2], [2, 1], {"must", "edge", "adversarial"})
     yield _sample("fan_out", 6, 16, [2, 2, 2], [0, 5, 3], {"edge", "adversarial"})
     yield _sample("itself", 3, 16, [1], [1], {"edge", "adversarial"})
     yield _sample("none", 3, 16, [], [], {"edge", "adversarial"})
-    yield _sample("strided", 6, 48, [0, 3], [4, 1], {"edge"})
-    yield _sample("many", 300, 256, list(range(100)), list(range(150, 250)), {"edge"})
+    yield _sample("strided", 6, 48, [0, 3], [4, 1], {"must", "edge"})
+    yield _sample("many", 300, 256, list(range(100)), list(range(150, 250)), {"must", "edge"})
     yield _sample("k3_states", 66, 6_291_456, list(range(32)), list(range(33, 65)), {"k3", "device"})
 
 

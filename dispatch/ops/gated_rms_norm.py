@@ -29,11 +29,13 @@ def _cost(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Cost:
 
 def _samples() -> Iterator[Sample]:
     edge, hard, big = frozenset({"edge"}), frozenset({"adversarial"}), frozenset({"k3", "device"})
+    must = frozenset({"must"})
     cases = [
         ("plain", (5, 2, 32), False, 1.0, frozenset({"tiny"})),
+        ("faint", (5, 2, 32), False, 1.0, hard | must),
         ("no_rows", (0, 2, 32), False, 1.0, edge),
         ("odd", (17, 3, 33), False, 1.0, edge),
-        ("row_strided", (9, 2, 32), True, 1.0, hard),
+        ("row_strided", (9, 2, 32), True, 1.0, hard | must),
         ("gate_saturated", (9, 2, 32), False, 60.0, hard),
         *((f"k3_heads_{h}", (65, h, 128), True, 1.0, big) for h in (6, 12, 96)),
     ]
@@ -41,11 +43,19 @@ def _samples() -> Iterator[Sample]:
         for dtype in ACTIVATION_DTYPES:
 
             def make(
-                gen: Generator, s: Any = shape, strided: bool = strided, scale: float = gate_scale, dtype: str = dtype
+                gen: Generator,
+                s: Any = shape,
+                strided: bool = strided,
+                scale: float = gate_scale,
+                dtype: str = dtype,
+                faint: bool = name == "faint",
             ) -> dict[str, Any]:
                 x, gate = randn(gen, *s, dtype=dtype), randn(gen, *s, dtype=dtype, scale=scale)
                 gate = spread(gate) if strided else gate
-                return {"x": x, "gate": gate, "weight": 1 + randn(gen, s[-1], scale=0.2), "eps": 1e-5}
+                weight = 1 + randn(gen, s[-1], scale=0.2)
+                if faint:  # Where the epsilon, another than the usual one, decides.
+                    return {"x": x * 1e-3, "gate": gate, "weight": weight, "eps": 1e-6}
+                return {"x": x, "gate": gate, "weight": weight, "eps": 1e-5}
 
             yield Sample(name, make, {"dim": shape[-1]}, dtype, tags=tags)
 

@@ -35,6 +35,7 @@ def _samples() -> Iterator[Sample]:
         ("no_rows", (0, 2, 16, 48), False, frozenset({"edge"})),
         ("one_head", (13, 1, 65, 31), False, frozenset({"edge"})),
         ("strided", (9, 4, 32, 64), True, frozenset({"adversarial"})),
+        ("k3_depth", (5, 2, 512, 33), False, frozenset({"k3"})),
         ("k3_tp8_in", (64, 12, 128, 512), False, frozenset({"k3", "device"})),
         ("k3_tp8_out", (64, 12, 512, 128), False, frozenset({"k3", "device"})),
     ]

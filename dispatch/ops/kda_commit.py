@@ -60,7 +60,7 @@ def _make(gen: Generator, case: KdaCase, dtype: str) -> dict[str, Any]:
     weights = weight_inputs(gen, case)
     return {
         "u": randn(gen, count, width, heads, dim),
-        "k": randn(gen, count, width, heads, dim, dtype=dtype),
+        "k": randn(gen, count, width, heads, dim, dtype=dtype, scale=case.scale),
         "raw_gate": randn(gen, count, width, heads, dim, dtype=dtype),
         "conv_in": randn(gen, count, width, 3 * heads * dim, dtype=dtype),
         "accepted": int32((width - n) % (width + 1) for n in range(count)),

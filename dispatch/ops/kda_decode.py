@@ -106,7 +106,7 @@ def _make(gen: Generator, case: KdaCase, dtype: str) -> dict[str, Any]:
         **weight_inputs(gen, case),
         **cache_inputs(gen, case, dtype),
         "lower_bound": case.lower_bound,
-        "eps": 1e-5,
+        "eps": case.eps,
     }
 
 

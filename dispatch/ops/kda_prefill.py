@@ -118,7 +118,7 @@ def _make(gen: Generator, case: KdaCase, dtype: str) -> dict[str, Any]:
         **cache_inputs(gen, case, dtype),
         **sequence_inputs(case),
         "lower_bound": case.lower_bound,
-        "eps": 1e-5,
+        "eps": case.eps,
     }
 
 

@@ -83,7 +83,7 @@ def _make(gen: Generator, case: KdaCase, dtype: str) -> dict[str, Any]:
         **cache_inputs(gen, case, dtype),
         "width": case.lengths[0],
         "lower_bound": case.lower_bound,
-        "eps": 1e-5,
+        "eps": case.eps,
     }
 
 

@@ -18,6 +18,8 @@ from k3hal.dispatch.ops.moe_experts_int4 import int4_weights, moe_experts_int4
 from k3hal.dispatch.ops.moe_experts_mxfp4 import moe_experts_mxfp4, mxfp4_weights
 
 SHARED_EXPERTS = 2
+FAINT = Routing("faint", 5, 8, 3, 64, 32, "float32", ("must", "edge", "adversarial"))
+"""Experts whose sum is so small that the latent norm's epsilon decides."""
 
 
 def latent_moe(
@@ -134,6 +136,8 @@ def _inputs(g: torch.Generator, r: Routing, expert_format: str, width: int, norm
 
     routed = routed_inputs(g, replace(r, hidden=width))
     routed["x"] = routed["x"].nan_to_num(1.0)
+    if r.name == "faint":
+        routed["weights"] = routed["weights"] * 2e-3
     return {
         **routed,
         "down_weight": weight(latent, width),
@@ -146,7 +150,7 @@ def _inputs(g: torch.Generator, r: Routing, expert_format: str, width: int, norm
         **EXPERT_WEIGHTS[expert_format](g, r),
         "expert_format": expert_format,
         **activation_arguments(r),
-        "eps": 1e-5,
+        "eps": 1e-6 if r.name == "faint" else 1e-5,
     }
 
 
@@ -157,16 +161,18 @@ def _sample(r: Routing, expert_format: str, width: int, norm: bool = True) -> Sa
 
 
 def samples() -> Iterator[Sample]:
-    """Each expert format on tiny routings, without the norm, all to one expert, padding, and K3 of one rank."""
-    by_name = {r.name: r for r in ROUTINGS}
+    """Each expert format on tiny, loud and faint routings, all to one, padding; without the norm; K3 of one rank."""
+    by_name = {r.name: r for r in (*ROUTINGS, FAINT)}
     for expert_format in EXPERT_WEIGHTS:
         yield _sample(by_name["one_token"], expert_format, 64)
         yield _sample(by_name["tiny"], expert_format, 128)
         yield _sample(by_name["silu"], expert_format, 96)
+        yield _sample(by_name["loud"], expert_format, 96)
+        yield _sample(by_name["all_to_one"], expert_format, 128)
+        yield _sample(by_name["padding"], expert_format, 128)
+        yield _sample(by_name["faint"], expert_format, 96)
     yield _sample(by_name["tiny"], "mxfp4", 128, norm=False)
     yield _sample(by_name["no_rows"], "mxfp4", 64)
-    yield _sample(by_name["all_to_one"], "mxfp4", 128)
-    yield _sample(by_name["padding"], "mxfp4", 128)
     yield _sample(by_name["small_batch"], "mxfp4", 256)
     yield _sample(by_name["k3_tp8"], "mxfp4", 7168)
 

@@ -30,7 +30,8 @@ def _samples() -> Iterator[Sample]:
     cases = [
         ("one_row", (1, 48, 70), False, frozenset({"tiny"})),
         ("rows", (5, 64, 96), False, frozenset({"tiny"})),
-        ("no_rows", (0, 48, 70), False, frozenset({"edge"})),
+        ("square", (6, 64, 64), False, frozenset({"edge", "must"})),
+        ("no_rows", (0, 48, 70), False, frozenset({"edge", "must"})),
         ("one_output", (3, 64, 1), False, frozenset({"edge"})),
         *((f"rows_{n}", (n, 33, 65), False, frozenset({"edge"})) for n in (7, 8, 9, 11, 12, 13, 16, 17, 25)),
         ("odd", (17, 127, 129), False, frozenset({"edge"})),

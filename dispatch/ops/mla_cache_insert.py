@@ -33,7 +33,7 @@ def mla_cache_insert(latent: Tensor, k_pe: Tensor, kv_cache: Tensor, rows: Tenso
 def _sample(name: str, shape: MlaShape, dtype: str, rows: list[int], pages: int, tags: set[str]) -> Sample:
     def make(g: torch.Generator) -> dict[str, Any]:
         tokens, kind = len(rows), DTYPES[dtype]
-        fused = torch.randn(tokens, shape.entry + 5, generator=g) * 100
+        fused = torch.randn(tokens, shape.entry + 5, generator=g) * (300 if "fp8" in name else 100)
         fused[[row < 0 for row in rows]] = torch.nan
         fused = fused.to(kind)
         cache = torch.randn(pages, shape.page_tokens, shape.entry, generator=g)

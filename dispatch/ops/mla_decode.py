@@ -40,10 +40,14 @@ def inputs(
     *,
     strided: bool = False,
     in_order: bool = False,
+    q_scale: float = 1.0,
 ) -> dict[str, Any]:
-    """Arguments for sequences of these lengths; the q of an empty one is NaN."""
+    """Arguments for sequences of these lengths; the q of an empty one is NaN.
+
+    A large `q_scale` makes scores whose exp overflows.
+    """
     cache, table = paged_cache(g, shape, lengths, strided=strided, in_order=in_order)
-    q = torch.randn(len(lengths), shape.heads, shape.entry, generator=g)
+    q = torch.randn(len(lengths), shape.heads, shape.entry, generator=g) * q_scale
     q[[length == 0 for length in lengths]] = torch.nan
     return {
         "q": q.to(DTYPES[dtype]),
@@ -73,10 +77,11 @@ def samples() -> Iterator[Sample]:
     yield _sample("unequal", f32, "float32", [1, 700, 2, 65, 0, 64, 63], {"edge", "adversarial"})
     yield _sample("in_order", f32, "float32", [37], {"edge"}, in_order=True)
     yield _sample("in_order_strided", bf16, "bfloat16", [36, 3], {"edge"}, strided=True, in_order=True)
-    yield _sample("strided", f32, "float32", [10, 22], {"edge"}, strided=True)
+    yield _sample("strided", f32, "float32", [10, 22], {"must", "edge"}, strided=True)
     yield _sample("fp8", replace(f32, kv_dtype="float8_e4m3fn"), "bfloat16", [5, 30, 0], {"tiny"})
     yield _sample("many", replace(f32, page_tokens=16), "float32", [80 + n for n in range(65)], {"edge"})
     yield _sample("long", replace(f32, page_tokens=64), "float32", [20_000, 3], {"edge"})
+    yield _sample("hot", f32, "float32", [9, 30], {"must", "edge", "adversarial"}, q_scale=100.0)
     yield _sample("k3_small", K3_TP8, "bfloat16", [100, 1, 129], {"k3"})
     yield _sample("k3_6_heads", replace(K3_TP8, heads=6), "bfloat16", [65], {"k3"})
     yield _sample("k3_64x4k", K3_TP8, "bfloat16", [4096 - n for n in range(64)], {"k3", "device"})

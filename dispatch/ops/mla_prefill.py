@@ -60,12 +60,13 @@ def inputs(
     padding: int = 0,
     strided: bool = False,
     in_order: bool = False,
+    q_scale: float = 1.0,
 ) -> dict[str, Any]:
     """Arguments for sequences with `contexts` cached and `chunks` new tokens, and `padding` NaN rows after them."""
     kind, tokens = DTYPES[dtype], sum(chunks)
     lengths = [a + b if b else a for a, b in zip(contexts, chunks, strict=True)]
     cache, table = paged_cache(g, shape, lengths, strided=strided, in_order=in_order)
-    q = torch.randn(tokens + padding, shape.heads, shape.nope + shape.rope, generator=g)
+    q = torch.randn(tokens + padding, shape.heads, shape.nope + shape.rope, generator=g) * q_scale
     q[tokens:] = torch.nan
     up = torch.randn(shape.heads, shape.nope + shape.v, shape.kv_lora, generator=g) * shape.kv_lora**-0.5
     return {
@@ -95,14 +96,15 @@ def samples() -> Iterator[Sample]:
     yield _sample("one_token", f32, "float32", [0], [1], {"tiny"})
     yield _sample("two", f32, "float32", [0, 5], [3, 4], {"tiny"})
     yield _sample("page_edges", bf16, "bfloat16", [3, 4, 5, 0, 7], [1, 4, 3, 5, 9], {"edge"})
-    yield _sample("empty_sequences", f32, "float32", [0, 6, 9, 2], [0, 2, 0, 3], {"edge", "adversarial"})
+    yield _sample("empty_sequences", f32, "float32", [0, 6, 9, 2], [0, 2, 0, 3], {"must", "edge", "adversarial"})
     yield _sample("padding", bf16, "bfloat16", [2, 0], [3, 1], {"edge", "adversarial"}, padding=4)
     yield _sample("nothing", f32, "float32", [0], [0], {"edge", "adversarial"}, padding=2)
-    yield _sample("strided", f32, "float32", [9, 0], [5, 2], {"edge"}, strided=True)
+    yield _sample("strided", f32, "float32", [9, 0], [5, 2], {"must", "edge"}, strided=True)
     yield _sample("in_order", f32, "float32", [17], [6], {"edge"}, in_order=True)
     yield _sample("fp8", replace(f32, kv_dtype="float8_e4m3fn"), "bfloat16", [11, 0], [5, 6], {"tiny"})
     yield _sample("long_context", replace(f32, page_tokens=64), "float32", [5000], [33], {"edge"})
-    yield _sample("long_chunk", replace(f32, page_tokens=64), "float32", [100], [1100], {"edge"})
+    yield _sample("long_chunk", replace(f32, page_tokens=64), "float32", [100], [1100], {"must", "edge"})
+    yield _sample("hot", f32, "float32", [9, 0], [5, 12], {"must", "edge", "adversarial"}, q_scale=100.0)
     yield _sample("k3_tail", K3_TP8, "bfloat16", [300, 0], [17, 65], {"k3"})
     yield _sample("k3_2k", K3_TP8, "bfloat16", [0, 4096], [2048, 2048], {"k3", "device"})
     yield _sample("k3_tp1", replace(K3_TP8, heads=96), "bfloat16", [1000], [1023], {"k3", "device"})

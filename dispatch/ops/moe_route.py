@@ -77,6 +77,10 @@ def _logits(g: torch.Generator, tokens: int, experts: int, kind: str) -> tuple[T
         logits = torch.randint(0, 3, (tokens, experts), generator=g).float()
     elif kind == "all_equal":
         logits = torch.full((tokens, experts), 0.25)
+    elif kind == "small_scores":
+        logits = logits - 16.0
+    elif kind == "all_zero":
+        logits = torch.full((tokens, experts), -200.0)
     elif kind == "saturated":
         logits = torch.where(logits > 0, 200.0, -200.0)
     elif kind == "near_ties":
@@ -103,12 +107,14 @@ def samples() -> Iterator[Sample]:
     """Tiny, plain and renormalised, ties and near ties, scores of exactly 0 and 1, all experts chosen, 16 of 896."""
     yield _sample("tiny", 3, 8, 2, {"tiny"})
     yield _sample("one", 1, 16, 4, {"tiny"})
-    yield _sample("plain", 5, 16, 4, {"tiny"}, renormalize=False, scale=2.446)
+    yield _sample("plain", 5, 16, 4, {"must", "tiny"}, renormalize=False, scale=2.446)
     yield _sample("biased", 9, 32, 8, {"tiny", "adversarial"})
     yield _sample("ties", 17, 33, 7, {"edge", "adversarial"})
     yield _sample("near_ties", 33, 40, 7, {"edge", "adversarial"})
     yield _sample("all_equal", 4, 16, 5, {"edge", "adversarial"})
     yield _sample("saturated", 4, 16, 12, {"edge", "adversarial"})
+    yield _sample("small_scores", 3, 16, 3, {"must", "edge", "adversarial"})
+    yield _sample("all_zero", 2, 16, 3, {"must", "edge", "adversarial"})
     yield _sample("every_expert", 4, 6, 6, {"edge"})
     yield _sample("no_rows", 0, 8, 2, {"edge", "adversarial"})
     yield _sample("k3", 65, 896, 16, {"k3"})

@@ -81,10 +81,10 @@ def samples() -> Iterator[Sample]:
     yield _sample("no_rows", (0, 64), "bfloat16", {"edge", "adversarial"})
     yield _sample("halves", (64, 64), "float32", {"edge", "adversarial"})
     yield _sample("halves", (64, 64), "bfloat16", {"edge", "adversarial"})
-    yield _sample("zero_groups", (4, 96), "float32", {"edge", "adversarial"})
-    yield _sample("not_finite", (3, 96), "float32", {"edge", "adversarial"})
+    yield _sample("zero_groups", (4, 96), "float32", {"must", "edge", "adversarial"})
+    yield _sample("not_finite", (3, 96), "float32", {"must", "edge", "adversarial"})
     yield _sample("wide", (64, 64), "float32", {"edge", "adversarial"})
-    yield _sample("tiny_numbers", (4, 64), "float32", {"edge", "adversarial"}, 1e-39)
+    yield _sample("tiny_numbers", (4, 64), "float32", {"must", "edge", "adversarial"}, 1e-39)
     yield _sample("huge_numbers", (4, 64), "float32", {"edge", "adversarial"}, 1e38)
     yield _sample("k3_latent", (65, 3584), "bfloat16", {"k3"})
 

@@ -41,27 +41,30 @@ def _make(
     strided: bool = False,
     scale: float = 1.0,
     weight_dtype: str | None = None,
+    eps: float = 1e-5,
 ) -> dict[str, Any]:
     x = randn(gen, *shape, dtype=dtype, scale=scale)
     if strided:
         x = spread(x)
     residual = randn(gen, *shape, dtype=dtype, scale=scale) if add else None
     weight = 1 + randn(gen, shape[-1], dtype=weight_dtype or dtype, scale=0.2)
-    return {"x": x, "weight": weight, "eps": 1e-5, "residual": residual}
+    return {"x": x, "weight": weight, "eps": eps, "residual": residual}
 
 
 def _samples() -> Iterator[Sample]:
     edge, hard, big = frozenset({"edge"}), frozenset({"adversarial"}), frozenset({"k3", "device"})
+    must = frozenset({"must"})
     cases: list[tuple[str, tuple[int, ...], dict[str, Any], frozenset[str]]] = [
         ("plain", (5, 48), {}, frozenset({"tiny"})),
-        ("residual", (5, 48), {"add": True}, frozenset({"tiny"})),
-        ("no_rows", (0, 48), {"add": True}, edge),
+        ("residual", (5, 48), {"add": True}, frozenset({"tiny", "must"})),
+        ("no_rows", (0, 48), {"add": True}, edge | must),
         ("odd_width", (17, 127), {}, edge),
         ("fp32_weight", (5, 64), {"weight_dtype": "float32"}, edge),
         ("rank_3", (3, 5, 33), {}, edge),
-        ("row_strided", (9, 64), {"strided": True, "add": True}, hard),
+        ("row_strided", (9, 64), {"strided": True, "add": True}, hard | must),
         ("below_eps", (4, 64), {"scale": 1e-4}, hard),
-        ("large", (4, 64), {"scale": 1e4}, hard),
+        ("faint", (4, 64), {"scale": 1e-3, "eps": 1e-6}, hard | must),
+        ("large", (4, 64), {"scale": 1e4}, hard | must),
         *((f"k3_{d}", (t, d), {"add": d == 7168}, big) for d in (512, 1536, 3584, 7168) for t in (1, 65)),
     ]
     for name, shape, options, tags in cases:

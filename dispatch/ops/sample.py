@@ -88,14 +88,14 @@ def _sample(
 def samples() -> Iterator[Sample]:
     """Greedy, plain, each filter alone and all together, ties, masks, extreme draws and temperatures, K3 size."""
     yield _sample("greedy", 3, 50, {"tiny"}, temperature=0.0)
-    yield _sample("greedy_ties", 9, 50, {"tiny", "adversarial"}, spread=1.0, temperature=0.0)
+    yield _sample("greedy_ties", 9, 50, {"must", "tiny", "adversarial"}, spread=1.0, temperature=0.0)
     yield _sample("plain", 8, 40, {"tiny"})
     yield _sample("top_k", 33, 100, {"edge"}, top_k=[0, 1, 2, 100, 1000, 7, 64, 99, 100, 3, 5] * 3)
     yield _sample("top_p", 32, 100, {"edge"}, top_p=[0.0, 0.5, 0.9, 1.0] * 8)
     yield _sample("min_p", 32, 100, {"edge"}, min_p=[0.0, 0.1, 0.5, 1.0] * 8)
     mixed = {"temperature": [0.0, 0.7, 1.0, 1.5] * 8, "top_k": [0, 20] * 16, "top_p": [0.95] * 32}
     yield _sample("mixed", 32, 300, {"edge"}, **mixed, min_p=[0.0, 0.05] * 16)
-    yield _sample("ties", 64, 40, {"edge", "adversarial"}, spread=1.0, top_k=5, top_p=[0.5, 0.8] * 32)
+    yield _sample("ties", 64, 40, {"must", "edge", "adversarial"}, spread=1.0, top_k=5, top_p=[0.5, 0.8] * 32)
     yield _sample("masked", 32, 200, {"edge", "adversarial"}, top_k=[0, 50] * 16)
     yield _sample("uniform_edges", 32, 60, {"edge", "adversarial"}, top_p=[1.0, 1.0, 0.8, 0.8] * 8)
     yield _sample("uniform_edges_ties", 32, 60, {"edge", "adversarial"}, spread=0.5)

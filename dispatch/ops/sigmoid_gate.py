@@ -30,8 +30,8 @@ def _samples() -> Iterator[Sample]:
         ("plain", (5, 48), False, 1.0, frozenset({"tiny"})),
         ("no_rows", (0, 48), False, 1.0, frozenset({"edge"})),
         ("odd", (17, 127), False, 1.0, frozenset({"edge"})),
-        ("row_strided", (9, 64), True, 1.0, frozenset({"adversarial"})),
-        ("saturated", (9, 64), False, 60.0, frozenset({"adversarial"})),
+        ("row_strided", (9, 64), True, 1.0, frozenset({"adversarial", "must"})),
+        ("saturated", (9, 64), False, 60.0, frozenset({"adversarial", "must"})),
         *((f"k3_heads_{h}", (65, h * 128), True, 1.0, frozenset({"k3", "device"})) for h in (6, 12, 96)),
     ]
     for name, shape, strided, scale, tags in cases:

@@ -35,7 +35,7 @@ def samples() -> Iterator[Sample]:
     yield _sample("tiny", 3, 8, "bfloat16", {"tiny"})
     yield _sample("no_rows", 0, 8, "float32", {"edge", "adversarial"})
     yield _sample("odd", 17, 33, "bfloat16", {"edge"})
-    yield _sample("strided", 5, 16, "float32", {"edge"})
+    yield _sample("strided", 5, 16, "float32", {"must", "edge"})
     yield _sample("large", 4, 64, "float32", {"edge", "adversarial"}, spread=1e3)
     yield _sample("kimi_linear_expert", 65, 1024, "bfloat16", {"k3"})
     yield _sample("kimi_linear_dense", 2048, 9216, "bfloat16", {"k3", "device"})

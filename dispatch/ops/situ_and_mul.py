@@ -32,10 +32,18 @@ def gate_up(g: torch.Generator, tokens: int, inner: int, dtype: torch.dtype, spr
     return wide[:, : 2 * inner]
 
 
-def _sample(name: str, tokens: int, inner: int, dtype: str, tags: set[str], spread: float = 2.0) -> Sample:
+def _sample(
+    name: str,
+    tokens: int,
+    inner: int,
+    dtype: str,
+    tags: set[str],
+    spread: float = 2.0,
+    betas: tuple[float, float] = (4.0, 25.0),
+) -> Sample:
     def make(g: torch.Generator) -> dict[str, Any]:
         x = gate_up(g, tokens, inner, getattr(torch, dtype), spread, name == "strided")
-        return {"x": x, "beta": 4.0, "linear_beta": 25.0}
+        return {"x": x, "beta": betas[0], "linear_beta": betas[1]}
 
     return Sample(name, make, {"dim": inner}, dtype, tags=frozenset(tags))
 
@@ -46,8 +54,9 @@ def samples() -> Iterator[Sample]:
     yield _sample("tiny", 3, 8, "bfloat16", {"tiny"})
     yield _sample("no_rows", 0, 8, "bfloat16", {"edge", "adversarial"})
     yield _sample("odd", 17, 33, "bfloat16", {"edge"})
-    yield _sample("strided", 5, 16, "float32", {"edge"})
+    yield _sample("strided", 5, 16, "float32", {"must", "edge"})
     yield _sample("saturated", 4, 64, "float32", {"edge", "adversarial"}, spread=1e3)
+    yield _sample("other_betas", 3, 16, "float32", {"must", "edge", "adversarial"}, spread=8.0, betas=(3.0, 9.0))
     yield _sample("k3_expert_tp8", 65, 384, "bfloat16", {"k3"})
     yield _sample("k3_dense", 2048, 33_792, "bfloat16", {"k3", "device"})
 

@@ -37,7 +37,9 @@ def step_metadata(
     return positions, kv_rows, cu_seqlens, context_lens + new_lens
 
 
-def _sample(name: str, contexts: list[int], news: list[int], page_tokens: int, padding: int, tags: set[str]) -> Sample:
+def _sample(
+    name: str, contexts: list[int], news: list[int], page_tokens: int, padding: int, tags: set[str], pages_from: int = 1
+) -> Sample:
     def make(g: torch.Generator) -> dict[str, Any]:
         ends = [a + b for a, b in zip(contexts, news, strict=True)]
         pages = max([-(-end // page_tokens) for end in ends], default=0) + 1
@@ -45,7 +47,8 @@ def _sample(name: str, contexts: list[int], news: list[int], page_tokens: int, p
         for n, (context, end) in enumerate(zip(contexts, ends, strict=True)):
             first, last = context // page_tokens, -(-end // page_tokens)
             if end > context:
-                table[n, first:last] = torch.randint(1, 5000, (last - first,), dtype=torch.int32, generator=g)
+                drawn = torch.randint(1, 5000, (last - first,), dtype=torch.int32, generator=g)
+                table[n, first:last] = drawn + pages_from - 1
         return {
             "context_lens": torch.tensor(contexts, dtype=torch.int32),
             "new_lens": torch.tensor(news, dtype=torch.int32),
@@ -65,6 +68,7 @@ def samples() -> Iterator[Sample]:
     yield _sample("empty", [3, 0, 7], [0, 0, 2], 4, 3, {"edge", "adversarial"})
     yield _sample("padding_only", [0, 0], [0, 0], 16, 5, {"edge", "adversarial"})
     yield _sample("nothing", [], [], 16, 0, {"edge", "adversarial"})
+    yield _sample("large_pages", [5, 130], [3, 1], 128, 1, {"edge", "adversarial"}, pages_from=1 << 25)
     yield _sample("decode_64", [100 + 37 * n for n in range(64)], [1] * 64, 128, 0, {"k3"})
     yield _sample("full_step", [*range(1, 64), 100_000], [1] * 63 + [2049], 128, 64, {"k3"})
 

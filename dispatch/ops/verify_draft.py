@@ -118,7 +118,7 @@ def samples() -> Iterator[Sample]:
     yield from _sample("greedy_one_hot", 6, 4, 12, {"tiny"})
     yield from _sample("equal", 9, 4, 12, {"edge", "adversarial"})
     yield from _sample("disjoint", 9, 4, 12, {"edge", "adversarial"})
-    yield from _sample("ragged", 4, 3, 12, {"edge", "adversarial"})
+    yield from _sample("ragged", 4, 3, 12, {"must", "edge", "adversarial"})
     yield from _sample("k3", 4, 7, 163_840, {"k3", "device"})
 
 

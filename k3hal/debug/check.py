@@ -38,6 +38,7 @@ def check(
         if repeat and target.deterministic:
             again = execute(operator, target, case.args)
             problems += [f"two runs differ in {name}" for name in run.outputs if _differs(name, run, again)]
+            problems += [f"{name} lies where the next call writes its own" for name in _shared_memory(run, again)]
     except Exception as error:  # noqa: BLE001 - what a provider raises is its result
         return Verdict(case.op, target.id, case.id, "Fail", (describe(error),))
     peer_outputs = execute(operator, peer, case.args).outputs if peer else None
@@ -58,6 +59,18 @@ def describe(error: BaseException) -> str:
 
 def _differs(name: str, run: Execution, again: Execution) -> bool:
     return name not in again.outputs or not same_bytes(run.outputs[name], again.outputs[name])
+
+
+def _shared_memory(run: Execution, again: Execution) -> list[str]:
+    """The outputs of a run whose memory a later run, the first one's results being alive, used again."""
+    later = again.returned
+    return [
+        name
+        for name, value in run.returned.items()
+        if name in later
+        and value.numel()
+        and value.untyped_storage().data_ptr() == later[name].untyped_storage().data_ptr()
+    ]
 
 
 def _layout_problems(operator: Operator, case: Case, run: Execution) -> list[str]:

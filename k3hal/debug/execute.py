@@ -21,7 +21,7 @@ class Execution:
     """What one run gave: CPU `outputs` by name, `problems` with the memory it touched, and its `seconds`.
 
     `aliases` maps returned outputs to the argument whose memory they lie in; `dense` holds the returned outputs that
-    are contiguous.
+    are contiguous. `returned` are the outputs where the target put them, the mutated arguments left out.
     """
 
     outputs: dict[str, Tensor]
@@ -29,6 +29,7 @@ class Execution:
     seconds: float
     aliases: Mapping[str, str]
     dense: frozenset[str]
+    returned: Mapping[str, Tensor]
 
 
 def execute(operator: Operator, target: Target, args: Mapping[str, Any], *, poisoned: bool = True) -> Execution:
@@ -56,4 +57,4 @@ def execute(operator: Operator, target: Target, args: Mapping[str, Any], *, pois
     fresh = {name: value for name, value in outputs.items() if name not in operator.mutates}
     aliases = {name: alias for name, value in fresh.items() if (alias := copy.alias_of(value))}
     dense = frozenset(name for name, value in fresh.items() if value.is_contiguous())
-    return Execution(on_host, tuple(problems), seconds, aliases, dense)
+    return Execution(on_host, tuple(problems), seconds, aliases, dense, fresh)

@@ -21,6 +21,8 @@ from k3hal.dispatch.tolerance import CLASSES
 ELEMENTS = 1000
 """Of the smallest output that counts: what a few elements round to is no property of a class."""
 
+NUMBERS: tuple[str, ...] = ("tensor", "slice", "peak")
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:

@@ -47,7 +47,9 @@ def _judged(
     tolerance, caps = caps_of(operator.outputs[name], dtype, args)
     if name not in actual:
         return TensorNumbers(name, tolerance, "Fail", problem="missing")
-    head = args[operator.heads[name]].shape[-1] if name in operator.heads else 0
+    # In fp32 a whole row's cap sees 1e-3 in one head of 96; a head alone may be all cancellation.
+    apart = name in operator.heads and dtype is not torch.float32
+    head = args[operator.heads[name]].shape[-1] if apart else 0
     got = compare(actual[name], golden, head)
     error = compare(peer[name], golden, head).tensor if name in peer else None
     problem = _dtype_problem(actual[name], dtype) or got.problem

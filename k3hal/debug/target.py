@@ -13,8 +13,8 @@ from k3hal.dispatch.errors import DispatchError, UsageError
 from k3hal.dispatch.operator import Operator
 from k3hal.dispatch.overrides import parse_overrides
 from k3hal.dispatch.provider import DEFAULT, Provider
-from k3hal.dispatch.registry import Registry, default_registry
-from k3hal.dispatch.select import Decision, Selector, offered
+from k3hal.dispatch.registry import Registry, default_registry, get_operator
+from k3hal.dispatch.select import REFERENCE, Decision, Selector, offered
 
 CURRENT = "current"
 """The name of whatever selection would take."""
@@ -84,12 +84,16 @@ def find_target(case: Case, name: str, device: DeviceDescription, registry: Regi
 
 
 def peer_of(case: Case, target: Target, device: DeviceDescription, registry: Registry | None = None) -> Target | None:
-    """The CPU provider a target is measured against; None where there is none or it is the target itself.
+    """The CPU provider a target is measured against, and the reference where the operator has none; None where it is
+    the target itself.
 
     `device` is the host CPU's description.
     """
-    for provider in (registry or default_registry()).of(case.op):
-        if "cpu" in provider.needs.vendors and provider.id != target.id and provider.answer(case.call(device)):
+    providers = [p for p in (registry or default_registry()).of(case.op) if "cpu" in p.needs.vendors]
+    if not providers and target.id != REFERENCE:
+        return Target.reference(get_operator(case.op))
+    for provider in providers:
+        if provider.id != target.id and provider.answer(case.call(device)):
             return Target.of(provider)
     return None
 

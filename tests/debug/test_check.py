@@ -141,7 +141,7 @@ def test_peer_ratio_and_floor_catch_what_the_cap_lets_through(case_of: MakeCase)
 
     case, peer = case_of("rms_norm", "plain", "float32"), Target.reference(get_operator("rms_norm"))
     for given in (peer, None):  # without a peer the floor judges
-        found = [check(case, noisy(size), peer=given).status for size in (8e-7, 1.5e-6, 3e-6)]
+        found = [check(case, noisy(size), peer=given).status for size in (2e-6, 4e-6, 7e-6)]
         assert found == ["Pass", "QualityWarning", "Fail"]
     # The cap sees what a peer that is as wrong does not.
     assert check(case, noisy(9e-6), peer=noisy(9e-6)).status == "Pass"

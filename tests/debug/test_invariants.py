@@ -91,7 +91,7 @@ def test_a_fault_breaks_its_invariant(
 
 def test_every_promise_is_known_by_name() -> None:
     promised = {name for op in operator_names() for name in invariants_of(get_operator(op))}
-    assert promised == {"split", "restore", "batch", "pad", "decode"}
+    assert promised == {"split", "restore", "batch", "pad", "decode", "far"}
     assert promised < set(INVARIANTS)
 
 

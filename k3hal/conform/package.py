@@ -1,0 +1,158 @@
+"""The report package: a folder with `report.json`, `statement.md`, `plan.json` and `cases/`, written whole or not at
+all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from k3hal.conform.result import CheckResult
+from k3hal.conform.statement import statement_text
+from k3hal.errors import InputError
+
+NAME, MAJOR = "k3hal.conform", 1
+SCHEMA = f"{NAME}/{MAJOR}"
+REPORT, STATEMENT, PLAN, CASES = "report.json", "statement.md", "plan.json", "cases"
+MAX_BYTES = 1 << 28
+_HINT = "a package is the folder that `k3hal conform run --out` wrote"
+_PARTS: Mapping[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("statement", "device", "versions", "env", "selection", "must_pass", "policy", "counts"), dict),
+    **dict.fromkeys(("providers", "checks", "end_to_end", "waivers"), list),
+    "seconds": (int, float),
+}
+_FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
+    "statement": {"product": str, "version": str, "commit": str, "dirty": bool, "created": str},
+    "device": dict.fromkeys(("device", "title", "vendor", "arch", "driver", "system"), str),
+    "selection": {
+        "device": str,
+        "backend": (str, type(None)),
+        "ops": str,
+        "quick": bool,
+        "large": bool,
+        "graphs": bool,
+    },
+    "must_pass": {"hash": str, "count": int},
+    "policy": {"hash": str, "classes": dict},
+    "providers": {
+        **dict.fromkeys(("op", "provider", "backend", "arch", "source_hash", "level"), str),
+        **dict.fromkeys(("levels", "refusals", "not_applicable"), list),
+        "reference_only": bool,
+    },
+    "end_to_end": {"preset": str, "dtype": str, "status": str, "problem": str, "ran": list},
+    "waivers": {**dict.fromkeys(("id", "op", "provider", "case", "issue", "expires", "problem"), str), "used": bool},
+}
+_NUMBERS = {"end_to_end": ("top1", "kl_mean", "kl_max", "rms")}
+
+
+@contextmanager
+def new_package(out: Path) -> Iterator[Path]:
+    """A folder to write a package into; it becomes `out` at the end of the block, or nothing if that raises.
+
+    A package that is there is replaced. Raises `InputError` where `out` is anything else that is not empty.
+    """
+    refuse_what_is_no_package(out)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    except OSError as error:
+        raise InputError(f"{out}: the package cannot be written: {error.strerror or error}") from error
+    try:
+        folder.chmod(0o755)
+        (folder / CASES).mkdir()
+        yield folder
+        if out.exists():
+            old = folder.with_name(folder.name + ".old")
+            os.replace(out, old)
+            os.replace(folder, out)
+            shutil.rmtree(old)
+        else:
+            os.replace(folder, out)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def refuse_what_is_no_package(out: Path) -> None:
+    """Raise `InputError` if writing a package to `out` would destroy something else."""
+    if not out.exists() and not out.is_symlink():
+        return
+    if out.is_symlink() or not out.is_dir():
+        raise InputError(f"{out} is there and no folder", hint="--out names a folder that is made")
+    if any(out.iterdir()) and not _is_package(out):
+        raise InputError(f"{out} holds something that is no package", hint="name a new folder, or an earlier package")
+
+
+def _is_package(folder: Path) -> bool:
+    try:
+        data = json.loads((folder / REPORT).read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(data, dict) and str(data.get("schema")).startswith(f"{NAME}/")
+
+
+def write_report(report: Mapping[str, Any], plans: Mapping[str, Any], folder: Path) -> None:
+    """Write the report, its statement, and the plans by file name."""
+    text = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False)
+    (folder / REPORT).write_text(text + "\n", "utf-8")
+    (folder / STATEMENT).write_text(statement_text(report), "utf-8")
+    for name, plan in plans.items():
+        (folder / name).write_text(json.dumps(plan, indent=1) + "\n", "utf-8")
+
+
+def read_report(package: Path) -> dict[str, Any]:
+    """The report of a package, with `checks` as `CheckResult`s.
+
+    Raises `InputError`, one line naming the file, the part and what is wrong with it.
+    """
+    path = package / REPORT
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise InputError(f"{path}: larger than {MAX_BYTES} bytes")
+        report = json.loads(path.read_text("utf-8"), parse_constant=_no_constant)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}", hint=_HINT) from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not JSON: {error}") from error
+    if not isinstance(report, dict) or not isinstance(report.get("schema"), str):
+        raise InputError(f"{path}: no report", hint=_HINT)
+    name, _, major = report["schema"].partition("/")
+    if name != NAME or major.partition(".")[0] != str(MAJOR):
+        raise InputError(f"{path}: schema is {report['schema']!r}", hint=f"this version reads {SCHEMA}")
+    _check_fields(f"{path}", report, _PARTS)
+    for part, fields in _FIELDS.items():
+        rows = report[part] if isinstance(report[part], list) else [report[part]]
+        for number, row in enumerate(rows):
+            where = f"{path}: {part}" + (f" {number}" if isinstance(report[part], list) else "")
+            _check_fields(where, row, fields)
+            for key in _NUMBERS.get(part, ()):
+                _check_fields(where, row, {key: (int, float, type(None))})
+    report["checks"] = [_check(f"{path}: checks {number}", row) for number, row in enumerate(report["checks"])]
+    return report
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _check_fields(where: str, row: Any, fields: Mapping[str, type | tuple[type, ...]]) -> None:
+    if not isinstance(row, dict):
+        raise InputError(f"{where}: not an object")
+    for key, kind in fields.items():
+        if key not in row:
+            raise InputError(f"{where}: {key!r} is missing")
+        if not isinstance(row[key], kind) or (isinstance(row[key], bool) and kind is not bool):
+            raise InputError(f"{where}: {key!r} is {type(row[key]).__name__}")
+
+
+def _check(where: str, row: Any) -> CheckResult:
+    try:
+        return CheckResult.from_json(row)
+    except KeyError as error:
+        raise InputError(f"{where}: {error.args[0]!r} is missing") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{where}: {error}") from error

@@ -1,0 +1,142 @@
+"""`conform verify` takes an untouched package and rejects every altered one; malformed ones are one-line errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from k3hal.cli import main
+from k3hal.conform.verify import verify
+from k3hal.errors import InputError
+
+from .conftest import edit
+
+Report = dict[str, Any]
+
+
+def test_an_untouched_package_is_verified(broken_package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its failures are reported, which is no reason to reject it."""
+    assert main(["conform", "verify", str(broken_package)]) == 0, capsys.readouterr().out
+
+
+def _sample(report: Report, provider: str, status: str = "Pass") -> Report:
+    return next(c for c in report["checks"] if (c["provider"], c["status"]) == (f"broken.{provider}", status))
+
+
+def _drop_provider(report: Report, name: str) -> None:
+    for part in ("providers", "checks"):
+        report[part] = [one for one in report[part] if one["provider"] != name]
+    report["counts"] = {}
+    for check in report["checks"]:
+        report["counts"][check["status"]] = report["counts"].get(check["status"], 0) + 1
+
+
+def _excuse(report: Report, check: Report) -> None:
+    """Leave a sample out as if it were an invariant that does not apply."""
+    report["checks"].remove(check)
+    mine = next(one for one in report["providers"] if one["provider"] == check["provider"])
+    mine["not_applicable"].append(f"{check['case']} {check['kind']}")
+
+
+EDITS: list[tuple[str, Callable[[Report], Any], str]] = [
+    ("dirty", lambda r: r["statement"].update(dirty=True), "the tree was dirty"),
+    ("hash", lambda r: r["must_pass"].update(hash="0" * 64), "the must-pass list is not this k3hal's"),
+    ("count", lambda r: r["must_pass"].update(count=3), "the must-pass list is not this k3hal's"),
+    ("selection", lambda r: r["selection"].update(ops="sigmoid_gate"), "the must-pass list is not this k3hal's"),
+    ("check_lost", lambda r: r["checks"].remove(_sample(r, "right")), "no result for silu_and_mul-"),
+    ("check_twice", lambda r: r["checks"].append(_sample(r, "right")), "has two results"),
+    ("check_foreign", lambda r: _sample(r, "right").update(case="easy"), "not in the must-pass list"),
+    ("unknown", lambda r: _sample(r, "right").update(provider="broken.other"), "which is not among the providers"),
+    ("cap", lambda r: r["policy"]["classes"]["matmul"].update(tensor=0.3), "the tolerance class matmul differs"),
+    ("class_lost", lambda r: r["policy"]["classes"].pop("exact"), "the tolerance class exact differs"),
+    ("policy_hash", lambda r: r["policy"].update(hash="0" * 64), "the policy's hash differs"),
+    ("counts", lambda r: r["counts"].update(Pass=1000), "the counts do not add up"),
+    ("level", lambda r: r["providers"][1].update(level="E4"), "says E4, its checks prove E"),
+    ("row", lambda r: r["providers"][0]["levels"][0].update(level="E4"), "its checks prove E"),
+    ("passed", lambda r: _sample(r, "late_row", "Fail").update(status="Pass", problems=[]), "out of tolerance"),
+    ("provider", lambda r: _drop_provider(r, "broken.late_row"), "broken.late_row of silu_and_mul is not listed"),
+    ("outside", lambda r: _sample(r, "late_row", "Fail").update(case_file="../x.k3case"), "lies outside the package"),
+    ("no_case", lambda r: _sample(r, "late_row", "Fail").update(case_file="cases/no.k3case"), "cannot be read"),
+    ("excused", lambda r: _excuse(r, _sample(r, "right")), "no result for"),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), [e[1:] for e in EDITS], ids=[e[0] for e in EDITS])
+def test_an_altered_package_is_rejected(
+    package: Path, change: Callable[[Report], Any], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit(package, change)
+    assert main(["conform", "verify", str(package)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert any(reason in line for line in lines), lines
+    assert all(line.startswith("rejected: ") for line in lines)
+
+
+@pytest.mark.parametrize("name", ["statement.md", "plan.json", "cases"])
+def test_a_missing_or_foreign_file_is_rejected(package: Path, name: str) -> None:
+    if name == "cases":
+        for path in (package / "cases").iterdir():
+            path.write_bytes(b"PK\x03\x04 and then nothing")
+    else:
+        (package / name).unlink()
+    assert verify(package)
+
+
+def test_an_edited_statement_is_rejected(package: Path) -> None:
+    path = package / "statement.md"
+    path.write_text(path.read_text("utf-8").replace("E1", "E5"), "utf-8")
+    assert verify(package) == ["statement.md is not the report's"]
+
+
+def _raw(text: str) -> Callable[[Report], str]:
+    return lambda _: text
+
+
+def _without(key: str) -> Callable[[Report], str]:
+    return lambda report: json.dumps({name: value for name, value in report.items() if name != key})
+
+
+def _with(**changes: Any) -> Callable[[Report], str]:
+    return lambda report: json.dumps(report | changes)
+
+
+MALFORMED: list[tuple[str, Callable[[Report], str], str]] = [
+    ("empty", _raw(""), "not JSON"),
+    ("list", _raw("[]"), "no report"),
+    ("nan", _raw('{"schema": NaN}'), "NaN is no JSON number"),
+    ("deep", _raw("[" * 100_000), "not JSON"),
+    ("other_schema", _with(schema="k3hal.op_plan/1"), "this version reads k3hal.conform/1"),
+    ("newer_schema", _with(schema="k3hal.conform/2"), "this version reads k3hal.conform/1"),
+    *((f"no_{key}", _without(key), f"{key!r} is missing") for key in ("statement", "checks", "counts", "policy")),
+    ("statement", _with(statement=[]), "'statement' is list"),
+    ("checks", _with(checks=[3]), "checks 0"),
+    ("check", _with(checks=[{"op": "x"}]), "checks 0: 'provider' is missing"),
+    ("providers", _with(providers=[{}]), "providers 0: 'op' is missing"),
+    ("refusals", _with(providers=[{"op": 3}]), "'op' is int"),
+    ("ends", _with(end_to_end=[None]), "end_to_end 0: not an object"),
+    ("selection", lambda r: json.dumps(r | {"selection": {**r["selection"], "mood": 1}}), "selection cannot be read"),
+    ("count", lambda r: json.dumps(r | {"must_pass": {"hash": "x", "count": True}}), "'count' is bool"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), [m[1:] for m in MALFORMED], ids=[m[0] for m in MALFORMED])
+def test_a_malformed_report_is_a_one_line_error(
+    package: Path, report: Report, make: Callable[[Report], str], message: str
+) -> None:
+    (package / "report.json").write_text(make(report), "utf-8")
+    with pytest.raises(InputError, match=r"report\.json|selection") as caught:
+        verify(package)
+    assert message in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_what_is_no_package_is_a_one_line_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["conform", "verify", str(tmp_path / "nowhere")]) == 4
+    assert main(["conform", "diff", str(tmp_path), str(tmp_path)]) == 4
+    (tmp_path / "report.json").write_bytes(b"\xff\xfe\x00")
+    assert main(["conform", "verify", str(tmp_path)]) == 4
+    assert len(capsys.readouterr().err.strip().splitlines()) == 3
