@@ -40,7 +40,9 @@ def measure(*, tags: Collection[str] = (), seeds: int = 1) -> dict[str, dict[str
 
     On all samples a CPU holds, or those with one of `tags`.
     """
-    found = {name: dict.fromkeys(("tensor", "slice", "peak"), Measured()) for name, c in CLASSES.items() if not c.exact}
+    found: dict[str, dict[str, Measured]] = {
+        name: {number: Measured() for number in NUMBERS} for name, caps in CLASSES.items() if not caps.exact
+    }
     for case, target, numbers in _judged(tags, seeds):
         where = f"{case.id} {numbers.name}, {target.id}"
         if numbers.tolerance in found:
