@@ -86,7 +86,7 @@ def test_providers_are_compared_with_each_other(run: Run, faulty: ModuleType) ->
 
 def test_an_invariant_by_name_and_all(run: Run) -> None:
     data = _json(run, "compare", "mla_decode", "--sample", "three", "--invariant", "all", "--provider", "reference")
-    assert [row["invariant"] for row in data["results"]] == ["batch", "pad", "decode"]
+    assert [row["invariant"] for row in data["results"]] == ["batch", "pad", "decode", "far"]
     assert run("compare", "mla_decode", "--sample", "three", "--invariant", "split")[0] == 4
 
 
