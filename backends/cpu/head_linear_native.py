@@ -16,11 +16,13 @@ def head_linear(x: Tensor, weight: Tensor) -> Tensor:
     """See the operator; `weight` is `Packed`."""
     assert isinstance(weight, Packed)
     heads, rows = x.shape[1], x.shape[0]
-    dense = x.float().contiguous()
+    dense = x.float()
+    if dense.stride(2) != 1 or dense.stride(1) != weight.depth:
+        dense = dense.contiguous()
     out = torch.empty(rows, heads, weight.rows)
     data, scales = weight.pointers
     kernel()(
-        dense.data_ptr(), heads * weight.depth, data, scales, out.data_ptr(), heads * weight.rows, rows, weight.depth,
+        dense.data_ptr(), dense.stride(0), data, scales, out.data_ptr(), heads * weight.rows, rows, weight.depth,
         weight.rows, heads, weight.kind, threads(),
     )  # fmt: skip
-    return out.to(x.dtype)
+    return out if x.dtype == torch.float32 else out.to(x.dtype)

@@ -107,7 +107,7 @@ def _run(
 ) -> Tensor:
     """`starts` and `known` are addresses; without them each row is a sequence with a state."""
     rows, heads, dim = raw_gate.shape
-    out = torch.empty(rows, heads * dim, dtype=qkv.dtype)
+    out = qkv.new_empty(rows, heads * dim)
     _kernel()(
         qkv.data_ptr(), qkv.stride(0), raw_gate.data_ptr(), raw_gate.stride(0),
         beta_logits.data_ptr(), beta_logits.stride(0), out_gate.data_ptr(), out_gate.stride(0),

@@ -27,7 +27,7 @@ def _attn_res_mix() -> Any:
 @provides("rms_norm", name="native", priority=60, supports=supported)
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
     """See the operator."""
-    out = torch.empty(x.shape, dtype=x.dtype)
+    out = x.new_empty(x.shape)
     dim = x.shape[-1]
     if x.dim() != 2:
         x, residual = x.reshape(-1, dim), None if residual is None else residual.view(-1, dim)
@@ -54,7 +54,7 @@ def attn_res_mix(
 ) -> Tensor:
     """See the operator."""
     rows, dim = prefix.shape
-    out = torch.empty(rows, dim, dtype=prefix.dtype)
+    out = prefix.new_empty(rows, dim)
     added = (None, 0) if delta is None else (delta.data_ptr(), delta.stride(0))
     _attn_res_mix()(
         prefix.data_ptr(), prefix.stride(0), *added, blocks.data_ptr(), blocks.stride(1), blocks.stride(0),

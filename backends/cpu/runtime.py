@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from k3hal.backends.cpu._huge_pages import map_bytes
 from k3hal.dispatch.device import DeviceDescription
 from k3hal.dispatch.errors import CapacityError, UnsupportedError
 from k3hal.dispatch.host import host_memory
@@ -72,10 +72,7 @@ class CpuRuntime:
             )
         if not num_bytes:
             return torch.zeros(0, dtype=torch.uint8)
-        # Fresh pages of the system are zero and aligned, and take no memory before they are used: an arena of
-        # gigabytes costs neither time nor space at the start.
-        pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        return torch.frombuffer(pages, dtype=torch.uint8)
+        return map_bytes(num_bytes)
 
     def allocate_pinned(self, num_bytes: int) -> torch.Tensor:
         return self.allocate(num_bytes)

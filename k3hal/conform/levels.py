@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from k3hal.conform.result import CheckResult
@@ -42,6 +42,11 @@ def level_rows(
         row = {"dtype": dtype, "shape_class": shape_class, "level": level, "passed": passed, "of": len(mine)}
         rows.append(row | {"worst": worst_numbers(mine)})
     return rows
+
+
+def dtypes_measured(timings: Iterable[Mapping[str, Any]]) -> set[str]:
+    """The dtypes with a time that stands beside both the roofline and a peer's time of the same case."""
+    return {t["dtype"] for t in timings if t.get("seconds") and t.get("roofline") and t.get("peer")}
 
 
 def overall(rows: Sequence[dict[str, Any]]) -> Level:

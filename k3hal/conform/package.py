@@ -97,11 +97,22 @@ def _is_package(folder: Path) -> bool:
 
 def write_report(report: Mapping[str, Any], plans: Mapping[str, Any], folder: Path) -> None:
     """Write the report, its statement, and the plans by file name."""
-    text = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False)
-    (folder / REPORT).write_text(text + "\n", "utf-8")
+    (folder / REPORT).write_text(_lines(report), "utf-8")
     (folder / STATEMENT).write_text(statement_text(report), "utf-8")
     for name, plan in plans.items():
         (folder / name).write_text(json.dumps(plan, indent=1) + "\n", "utf-8")
+
+
+def _lines(report: Mapping[str, Any]) -> str:
+    """The report as JSON with a line for each row of its lists, so that two can be read side by side."""
+    parts = []
+    for key, value in report.items():
+        rows = (
+            [json.dumps(row, ensure_ascii=False, allow_nan=False) for row in value] if isinstance(value, list) else []
+        )
+        text = "[\n  " + ",\n  ".join(rows) + "\n ]" if rows else json.dumps(value, ensure_ascii=False, allow_nan=False)
+        parts.append(f" {json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 def read_report(package: Path) -> dict[str, Any]:

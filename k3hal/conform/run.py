@@ -17,7 +17,7 @@ from typing import Any
 
 from k3hal.conform.end_to_end import EndToEnd, end_to_end_isolated
 from k3hal.conform.environment import checkout, device_json, statement, variables, versions
-from k3hal.conform.levels import level_rows, overall
+from k3hal.conform.levels import dtypes_measured, level_rows, overall
 from k3hal.conform.measure import measure_isolated
 from k3hal.conform.must_pass import must_pass
 from k3hal.conform.package import CASES, PLAN, SCHEMA, new_package, refuse_what_is_no_package, write_report
@@ -188,7 +188,7 @@ def _providers(
                 own,
                 quick=selection.quick,
                 end_to_end=dtypes_proven(ends, op, one.provider),
-                measured={t["dtype"] for t in timings if t["seconds"]},
+                measured=dtypes_measured(timings),
             )
             entry = {
                 "op": op, "provider": one.provider, "backend": one.backend, "arch": arch,

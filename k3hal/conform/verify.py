@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from k3hal.conform.levels import level_rows, overall
+from k3hal.conform.levels import dtypes_measured, level_rows, overall
 from k3hal.conform.must_pass import missing, must_pass, selection_of
 from k3hal.conform.package import PLAN, STATEMENT, read_report
 from k3hal.conform.policy import policy_classes, policy_hash
@@ -135,7 +135,7 @@ def _levels(report: Report) -> Iterator[str]:
             mine,
             quick=report["selection"]["quick"],
             end_to_end=dtypes_proven(ends, one["op"], one["provider"]),
-            measured={t["dtype"] for t in one.get("timings", ()) if t.get("seconds")},
+            measured=dtypes_measured(one.get("timings", ())),
         )
         if one["level"] != overall(rows) or not _same_rows(one["levels"], rows):
             yield f"{one['provider']} of {one['op']}: says {one['level']}, its checks prove {overall(rows)}"

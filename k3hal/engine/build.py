@@ -91,24 +91,23 @@ def build(folder: Path, options: EngineOptions) -> BuiltEngine:
         eos_token_ids=tuple(sorted({*config.eos_token_ids, *end_ids, *tokenizer.eos_ids})),
         max_num_seqs=options.num_seqs,
         max_num_batched_tokens=options.batched_tokens(on_cpu=device.vendor == "cpu"),
+        max_queue=options.queue,
         device=device.id,
     )
     sampler = Sampler(config.vocab_size, info.max_num_seqs, arena.pages.device, ops.fn("sample"))
     runner = ModelRunner(loaded, arena, sampler, ops.fn("step_metadata"), ops.fn("copy_pages"))
-    core = assemble_core(runner, arena, info, defaults, options.queue)
+    core = assemble_core(runner, arena, info, defaults)
     return BuiltEngine(AsyncEngine(core), runner, tokenizer, folder.name, dataclasses.asdict(defaults), plan, memory)
 
 
-def assemble_core(
-    runner: ModelRunner, arena: CacheArena, info: EngineInfo, defaults: GenerationDefaults, max_queue: int
-) -> EngineCore:
+def assemble_core(runner: ModelRunner, arena: CacheArena, info: EngineInfo, defaults: GenerationDefaults) -> EngineCore:
     """Cache and scheduler over an arena, and the core that drives them."""
     cache = PagedCache(arena.layout, arena.num_slots, info.max_num_seqs, info.max_model_len)
     scheduler = Scheduler(
         cache,
         max_num_seqs=info.max_num_seqs,
         max_num_batched_tokens=info.max_num_batched_tokens,
-        max_queue=max_queue,
+        max_queue=info.max_queue,
     )
     return EngineCore(scheduler, runner, info, defaults)
 

@@ -76,6 +76,7 @@ class EngineInfo:
     eos_token_ids: tuple[int, ...]
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_queue: int
     device: str
 
 

@@ -63,9 +63,9 @@ class ReplayEngine:
             eos_token_ids=tuple(sorted(tokenizer.eos_ids)),
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_model_len,
+            max_queue=max_queue,
             device="replay",
         )
-        self._max_queue = max_queue
         self._lock = threading.Condition()
         self._waiting: deque[_Running] = deque()
         self._running: dict[str, _Running] = {}
@@ -102,7 +102,7 @@ class ReplayEngine:
             if self._closing:
                 raise DrainingError("the engine is shutting down")
             full = len(self._running) >= self._info.max_num_seqs
-            if full and len(self._waiting) >= self._max_queue:
+            if full and len(self._waiting) >= self._info.max_queue:
                 raise QueueFullError(f"{len(self._waiting)} requests are waiting already")
             line = self._lines[self._arrivals % len(self._lines)]
             self._arrivals += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from k3hal.errors import RequestError
 from k3hal.sampling_params import SamplingParams
@@ -46,7 +46,7 @@ class GenerationRequest(BaseModel):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     priority: int | None = None
-    request_id: str | None = None
+    request_id: str | None = Field(default=None, max_length=256)
     return_token_ids: bool | None = None
 
     def sampling(self, defaults: Mapping[str, Any], vocab_size: int, **fields: Any) -> SamplingParams:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from k3hal.engine.interface import Engine, EngineOutput, EngineRequest
+from k3hal.errors import RequestError
 
 
 class DisconnectedError(Exception):
@@ -87,7 +88,10 @@ class Router:
         self._engine.start(self._on_outputs)
 
     def submit(self, requests: Sequence[EngineRequest]) -> Generation:
-        """Queue all of `requests` or none; raises what `Engine.submit` raises."""
+        """Queue all of `requests` or none; raises what `Engine.submit` raises, and `RequestError` for too many."""
+        room = self._engine.info.max_num_seqs + self._engine.info.max_queue
+        if len(requests) > room:
+            raise RequestError(f"{len(requests)} choices of one request; the server holds {room} at most")
         ids = [request.request_id for request in requests]
         generation = Generation(self, ids)
         submitted: list[str] = []

@@ -23,6 +23,8 @@ from k3hal.conform.page.compact import TEXTS, commands_of
 from k3hal.conform.page.load import load_report
 from k3hal.conform.page.write import SCRIPTS
 from k3hal.conform.result import CheckResult
+from k3hal.debug.case import sample_case
+from k3hal.dispatch.registry import get_operator
 from k3hal.errors import InputError, K3HALError, UsageError
 
 from .synthetic_report import HOSTILE, hostile_report, synthetic_report, write_package
@@ -129,7 +131,16 @@ def test_commands_are_quoted_for_a_shell() -> None:
     assert shlex.split(compare)[:4] == ["k3hal", "op", "compare", "linear"]
     assert shlex.split(compare)[-4:-2] == ["--invariant", "split"]
     assert len(commands_of(plain, "auto")) == 1
-    assert commands_of(replace(check, case_file=""), "cpu") == []
+    assert commands_of(replace(plain, status="Pass", case_file=""), "cpu") == []
+
+
+def test_a_failure_without_a_case_is_reproduced_from_its_sample() -> None:
+    operator = get_operator("silu_and_mul")
+    sample = next(s for s in operator.samples() if s.dtype == "bfloat16")
+    case = sample_case(operator, sample).id
+    crash = CheckResult("silu_and_mul", "v.p", "bfloat16", "tiny", "any", case, "sample", "Crash")
+    (command,) = commands_of(crash, "cpu")
+    assert shlex.split(command)[6:] == ["--sample", sample.name, "--dtype", "bfloat16", "--isolate", "--device", "cpu"]
 
 
 def test_six_thousand_checks_make_a_small_page(tmp_path: Path) -> None:
@@ -175,6 +186,7 @@ def test_a_malformed_report_is_one_line(tmp_path: Path, text: str, says: str) ->
     [
         (("checks", 1, "status"), "Passed", "checks 1: status is 'Passed'"),
         (("checks", 1, "problems"), [1], "checks 1: problems: 1 is not a string"),
+        (("checks", 1, "problems"), [[]], "checks 1: problems: [] is not a string"),
         (("checks", 0, "tensors", 0, "slice"), "0.1", "checks 0: tensors: 'slice' is str"),
         (("checks", 0, "tensors", 0, "peer"), True, "checks 0: tensors: 'peer' is bool"),
         (("providers", 0, "levels"), {}, "providers 0: 'levels' is dict"),

@@ -24,6 +24,7 @@ from k3hal.dispatch.errors import DispatchError, UsageError
 from k3hal.dispatch.ops.rms_norm import rms_norm
 from k3hal.dispatch.probe import probe
 from k3hal.dispatch.registry import default_registry, get_operator, operator_names
+from k3hal.dispatch.tolerance import compare
 
 MakeCase = Callable[..., Case]
 _counter = itertools.count()
@@ -209,3 +210,25 @@ def test_uninitialised_memory_is_poisoned(allocate: Callable[[Tensor], Tensor]) 
     with PoisonedEmpty():
         assert bool(allocate(torch.zeros(4)).isnan().all())
         assert int(torch.empty(1, dtype=torch.int32)) == 2**31 - 1
+
+
+def test_a_result_in_memory_that_the_next_call_writes_to_is_found(case_of: MakeCase) -> None:
+    case, space = case_of("rms_norm", "plain", "float32"), torch.empty(5, 48)
+    target = replace(Target.reference(get_operator("rms_norm")), fn=lambda **args: space.copy_(rms_norm(**args)))
+    assert check(case, target).problems == ("out lies where the next call writes its own",)
+    assert check(case, target, repeat=False).ok
+
+
+def test_nan_is_not_infinity_and_infinity_has_a_sign() -> None:
+    golden_of = torch.tensor([1.0, math.nan, math.inf, 2.0])
+    assert not compare(golden_of.clone(), golden_of).problem
+    for odd in ([1.0, math.inf, math.inf, 2.0], [1.0, math.nan, -math.inf, 2.0], [1.0, math.nan, math.nan, 2.0]):
+        assert "NaN and the infinities differ" in compare(torch.tensor(odd), golden_of).problem
+
+
+def test_without_a_cpu_provider_the_reference_is_the_peer(case_of: MakeCase) -> None:
+    case, cpu = case_of("kda_verify", "one_token", "float32"), probe("cpu")
+    target = replace(Target.reference(get_operator("kda_verify")), id="vendor.fused")
+    peer = peer_of(case, target, cpu)
+    assert peer is not None and peer.id == "reference"
+    assert peer_of(case, peer, cpu) is None

@@ -54,7 +54,8 @@ class Harness:
         self.model = FoldModel()
         sampler = Sampler(VOCAB, self.max_num_seqs, CPU, sample)
         self.runner = ModelRunner(self.model, self.arena, sampler, step_metadata, self.copy_pages)
-        info = EngineInfo(self.max_model_len, VOCAB, (EOS,), self.max_num_seqs, self.max_num_batched_tokens, "cpu")
+        limits = (self.max_num_seqs, self.max_num_batched_tokens, self.max_queue)
+        info = EngineInfo(self.max_model_len, VOCAB, (EOS,), *limits, "cpu")
         self.core = EngineCore(self.scheduler, self.runner, info)
 
     def copy_pages(self, arena: Tensor, src: Tensor, dst: Tensor) -> None:

@@ -56,7 +56,9 @@ def test_api_keys_guard_v1_only(running, plain):
 
 def test_a_full_queue_is_429_and_aborts_the_choices_already_queued(running):
     with running([STUCK], {"max_num_seqs": 1, "max_queue": 1}) as server, server.client() as http:
-        response = http.post("/v1/completions", json={**BODY, "n": 3})
+        with http.stream("POST", "/v1/completions", json={**BODY, "stream": True}):
+            eventually(lambda: server.engine.stats().num_running == 1)
+            response = http.post("/v1/completions", json={**BODY, "n": 2})
         assert response.status_code == 429
         assert int(response.headers["retry-after"]) >= 1
         assert response.json()["error"]["code"] == "queue_full"
@@ -65,6 +67,19 @@ def test_a_full_queue_is_429_and_aborts_the_choices_already_queued(running):
             'admission_rejections_total{engine="0",model_name="k3",reason="queue_full"} 1.0'
             in http.get("/metrics").text
         )
+
+
+def test_a_request_of_more_choices_than_the_server_ever_holds_is_400(running):
+    with running([STUCK], {"max_num_seqs": 1, "max_queue": 1}) as server, server.client() as http:
+        response = http.post("/v1/completions", json={**BODY, "n": 3})
+        assert response.status_code == 400
+        assert response.json()["error"]["message"] == "3 choices of one request; the server holds 2 at most"
+
+
+def test_request_ids_have_an_end(running, plain):
+    with running([plain("a")]) as server, server.client() as http:
+        assert http.post("/v1/completions", json={**BODY, "request_id": "r" * 256}).status_code == 200
+        assert http.post("/v1/completions", json={**BODY, "request_id": "r" * 257}).status_code == 400
 
 
 def test_bodies_beyond_the_limit_are_413(running, plain):

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from k3hal.backends.cpu._scratch import Scratch
 from k3hal.backends.cpu.native.library import FLOAT, INT, LONG, POINTER, dense_rows, function, threads
 from k3hal.backends.cpu.native.packing import LANES, Packed, pack, pack_mxfp4
 
 # Floats of scratch a call may use; more tokens take several calls.
 MAX_SCRATCH = 1 << 25
+_scratch = Scratch()
 
 
 @lru_cache(maxsize=1)
@@ -48,16 +50,20 @@ def sum_of_experts(
     tokens, top_k = ids.shape
     x, ids, weights = dense_rows(x), ids.contiguous(), weights.contiguous()
     out = torch.empty(tokens, w2.rows)
-    per_token = top_k * -(-w13.rows // LANES) * LANES
+    per_token = top_k * (_padded(w13.rows) + _padded(w2.rows))
     step = max(1, min(tokens, MAX_SCRATCH // per_token))
-    hidden = torch.empty(step * per_token)
+    scratch = _scratch.take("experts", step * per_token, torch.float32)
     for a in range(0, tokens, step):
         _experts()(
             x[a:].data_ptr(), x.stride(0), ids[a:].data_ptr(), weights[a:].data_ptr(), min(step, tokens - a), top_k,
             w13.data.shape[0], *w13.pointers, w13.kind, *w2.pointers, w2.kind, w2.rows, w2.depth,
-            activation == "situ", beta, linear_beta, hidden.data_ptr(), out[a:].data_ptr(), threads(),
+            activation == "situ", beta, linear_beta, scratch.data_ptr(), out[a:].data_ptr(), threads(),
         )  # fmt: skip
     return out
+
+
+def _padded(rows: int) -> int:
+    return -(-rows // LANES) * LANES
 
 
 def gated(x: Tensor, activation: str, beta: float, linear_beta: float) -> Tensor:

@@ -7,20 +7,16 @@ template <int KIND>
 static void run(const float *x, long ldx, const void *w, const void *s, float *out, long ldo, long rows, long depth,
                 long outputs, long heads, int threads) {
     const long blocks = (outputs + LANES - 1) / LANES;
-    // Equal cuts: sixteen rows are better read as twice eight than as twelve and four.
-    const long cuts = (rows + MAX_ROWS - 1) / MAX_ROWS, step = cuts ? (rows + cuts - 1) / cuts : 1;
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (long item = 0; item < heads * blocks; item++) {
         const long head = item / blocks, block = item % blocks;
         const Panel<KIND> panel(w, s, item, depth);
         const long first = block * LANES, width = outputs - first < LANES ? outputs - first : LANES;
         float *to = out + head * outputs + first;
-        for (long t = 0; t < rows; t += step) {
-            const int count = rows - t < step ? rows - t : step;
-            const float *in[MAX_ROWS];
-            for (int m = 0; m < count; m++) in[m] = x + (t + m) * ldx + head * depth;
-            v16f y[MAX_ROWS][2];
-            tiles<KIND>(panel, in, count, depth, y);
+        for (long t = 0, count; t < rows; t += count) {
+            count = rows_at_once(rows - t);
+            v16f y[MOST][2];
+            multiply<KIND>(panel, x + t * ldx + head * depth, ldx, count, depth, y);
             for (int m = 0; m < count; m++) std::memcpy(to + (t + m) * ldo, y[m], width * sizeof(float));
         }
     }

@@ -3,7 +3,7 @@
 // A sequence is cut into parts of whole tiles by its own length alone, so its result depends on no other sequence; a
 // part reads each of its cached rows once for all heads, and the parts' softmaxes are merged at the end.
 #include <cmath>
-#include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "rows.h"
@@ -42,12 +42,13 @@ struct Shape {
     // Lengths of fp32 rows, padded to whole vectors.
     long wide_entry() const { return padded(entry); }
     long wide_rank() const { return padded(rank); }
+    // Whether whole rows of fp32 can be read where they are; up to BESIDE - 1 after the last count for nothing.
+    bool tiles_lie_in_pages() const { return entry % 16 == 0 && page_tokens % TILE == 0; }
     // A head of a part's result: sum p V, then the maximum of the scores and the sum p.
     long partial() const { return wide_rank() + 2; }
 };
 
-// Not initialised.
-static inline std::unique_ptr<float[]> floats(long count) { return std::unique_ptr<float[]>(new float[count]); }
+enum Use { PART_ROWS, PARTIALS };
 
 static inline long part_rows(long length) {
     const long even = (length + MOST_PARTS - 1) / MOST_PARTS;
@@ -67,7 +68,10 @@ static inline void score(const float *q, const float *rows, long count, long wid
         v16f sums[N][BESIDE] = {};
         for (long i = 0; i < width; i += 16) {
             v16f row[BESIDE];
-            for (int j = 0; j < BESIDE; j++) row[j] = load16(rows + (r + j) * width + i);
+            for (int j = 0; j < BESIDE; j++) {
+                prefetch(rows + (r + j) * width + i);
+                row[j] = load16(rows + (r + j) * width + i);
+            }
             for (int h = 0; h < N; h++)
                 for (int j = 0; j < BESIDE; j++) sums[h][j] += row[j] * load16(q + h * width + i);
         }
@@ -129,8 +133,7 @@ static inline void attend_heads(int count, const float *q, const float *rows, lo
 template <typename T, typename C>
 static void part(const T *q, const C *cache, const int32_t *pages, long first, long last, const Shape &s, float *out) {
     const long width = s.wide_entry();
-    const auto scratch = floats((s.heads + TILE) * width);
-    float *queries = scratch.get(), *rows = queries + s.heads * width;
+    float *queries = scratch<PART_ROWS>((s.heads + TILE) * width), *rows = queries + s.heads * width;
     for (long h = 0; h < s.heads; h++) {
         float *wide = queries + h * width, *running = out + h * s.partial();
         widen_row(q + h * s.entry, s.entry, wide);
@@ -140,14 +143,20 @@ static void part(const T *q, const C *cache, const int32_t *pages, long first, l
     }
     for (long t = first; t < last; t += TILE) {
         const long count = last - t < TILE ? last - t : TILE;
-        for (long r = 0; r < count; r++) {
-            const C *page = cache + pages[(t + r) / s.page_tokens] * s.page_stride;
-            widen_row(page + (t + r) % s.page_tokens * s.entry, s.entry, rows + r * width);
+        const float *tile = rows;
+        if constexpr (std::is_same_v<C, float>) {
+            if (s.tiles_lie_in_pages()) tile = cache + pages[t / s.page_tokens] * s.page_stride + t % s.page_tokens * width;
         }
-        for (long r = count; r % BESIDE; r++) std::memset(rows + r * width, 0, width * sizeof(float));
+        if (tile == rows) {
+            for (long r = 0; r < count; r++) {
+                const C *page = cache + pages[(t + r) / s.page_tokens] * s.page_stride;
+                widen_row(page + (t + r) % s.page_tokens * s.entry, s.entry, rows + r * width);
+            }
+            for (long r = count; r % BESIDE; r++) std::memset(rows + r * width, 0, width * sizeof(float));
+        }
         for (long h = 0; h < s.heads; h += HEADS) {
             const int group = s.heads - h < HEADS ? s.heads - h : HEADS;
-            attend_heads(group, queries + h * width, rows, count, s, out + h * s.partial());
+            attend_heads(group, queries + h * width, tile, count, s, out + h * s.partial());
         }
     }
 }
@@ -177,8 +186,7 @@ static void decode(const void *q, const void *cache, const int32_t *page_table, 
     std::vector<long> first(sequences + 1);
     for (long n = 0; n < sequences; n++) first[n] = total, total += parts(lengths[n]), rows += lengths[n];
     first[sequences] = total;
-    const auto scratch = floats(total * s.heads * s.partial());
-    float *partials = scratch.get();
+    float *partials = scratch<PARTIALS>(total * s.heads * s.partial());
     const int team = useful_threads(rows * s.heads * s.entry, threads);
 #pragma omp parallel num_threads(team) if (team > 1)
     {

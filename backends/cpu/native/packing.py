@@ -1,11 +1,13 @@
-"""Weights in the layout `tile.h` reads: blocks of 32 output rows, one input channel after another."""
+"""Weights in the layouts `tile.h` reads: blocks of 32 output rows, one input channel after another."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from k3hal.backends.cpu._huge_pages import zeros
 
 LANES = 32
 KIND = {torch.float32: 0, torch.bfloat16: 1, torch.uint8: 2}
@@ -13,20 +15,24 @@ KIND = {torch.float32: 0, torch.bfloat16: 1, torch.uint8: 2}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
-    """Weights [..., R, D] as `data` [..., blocks, D, 32]; `scales` [..., blocks, D / 32, 32] for MXFP4 codes."""
+    """Weights [..., R, D] in blocks of 32 rows; see `tile.h` for the order within a block.
+
+    `data` is fp32 [..., blocks, D, 32], bf16 [..., blocks, ceil(D / 2), 32, 2], or u8 [..., blocks, D / 8, 32, 4] of
+    MXFP4 codes with `scales` [..., blocks, D / 32, 32].
+    """
 
     data: Tensor
     scales: Tensor | None
     rows: int
     depth: int
+    kind: int = field(init=False)
+    pointers: tuple[int, int] = field(init=False)
 
-    @property
-    def kind(self) -> int:
-        return KIND[self.data.dtype]
-
-    @property
-    def pointers(self) -> tuple[int, int]:
-        return self.data.data_ptr(), 0 if self.scales is None else self.scales.data_ptr()
+    def __post_init__(self) -> None:
+        # Read at every call: asking the tensors each time would cost as much as the smallest products.
+        object.__setattr__(self, "kind", KIND[self.data.dtype])
+        scales = 0 if self.scales is None else self.scales.data_ptr()
+        object.__setattr__(self, "pointers", (self.data.data_ptr(), scales))
 
 
 def pack(weight: Tensor) -> Packed:
@@ -38,14 +44,17 @@ def pack(weight: Tensor) -> Packed:
     rows, depth = weight.shape[-2:]
     exact = weight.dtype == torch.float32 and torch.equal(weight.bfloat16().float(), weight)
     dtype = torch.bfloat16 if exact else weight.dtype
+    step = 2 if dtype == torch.bfloat16 else 1
     blocks = -(-rows // LANES)
-    data = torch.zeros(*weight.shape[:-2], blocks, depth, LANES, dtype=dtype)
-    whole = rows // LANES
-    by_row = data.transpose(-1, -2)
-    by_row[..., :whole, :, :].copy_(weight[..., : whole * LANES, :].unflatten(-2, (whole, LANES)))
-    if whole < blocks:
-        by_row[..., whole, : rows - whole * LANES, :].copy_(weight[..., whole * LANES :, :])
-    return Packed(data, None, rows, depth)
+    data = zeros(*weight.shape[:-2], blocks, -(-depth // step), LANES, step, dtype=dtype)
+    by_row = data.transpose(-2, -3)  # [..., blocks, 32, D / step, step]
+    for channel in range(step):
+        source, target = weight[..., channel::step], by_row[..., channel]
+        whole, count = rows // LANES, source.shape[-1]
+        target[..., :whole, :, :count].copy_(source[..., : whole * LANES, :].unflatten(-2, (whole, LANES)))
+        if whole < blocks:
+            target[..., whole, : rows - whole * LANES, :count].copy_(source[..., whole * LANES :, :])
+    return Packed(data.squeeze(-1) if step == 1 else data, None, rows, depth)
 
 
 def pack_mxfp4(codes: Tensor, scales: Tensor) -> Packed:
@@ -56,14 +65,13 @@ def pack_mxfp4(codes: Tensor, scales: Tensor) -> Packed:
     """
     rows, depth = codes.shape[-2], 2 * codes.shape[-1]
     blocks = -(-rows // LANES)
-    data = torch.empty(*codes.shape[:-2], blocks, depth, LANES // 2, dtype=torch.uint8)
-    for out, matrix in zip(data.view(-1, *data.shape[-3:]), codes.reshape(-1, *codes.shape[-2:]), strict=True):
-        nibbles = torch.zeros(blocks * LANES, depth, dtype=torch.uint8)
-        nibbles[:rows, ::2] = matrix & 15
-        nibbles[:rows, 1::2] = matrix >> 4
-        low, high = nibbles.view(blocks, 2, LANES // 2, depth).unbind(1)
-        out.copy_((low | (high << 4)).transpose(-1, -2))
+    data = zeros(*codes.shape[:-2], blocks, depth // 8, LANES, 4, dtype=torch.uint8)
+    for out, matrix in zip(data.view(-1, *data.shape[-4:]), codes.reshape(-1, *codes.shape[-2:]), strict=True):
+        whole = torch.zeros(blocks * LANES, depth // 2, dtype=torch.uint8)
+        whole[:rows] = matrix
+        out.copy_(whole.view(blocks, LANES, depth // 8, 4).transpose(1, 2))
     padded = torch.zeros(*scales.shape[:-2], blocks * LANES, scales.shape[-1], dtype=torch.uint8)
     padded[..., :rows, :] = scales
-    by_channel = padded.unflatten(-2, (blocks, LANES)).transpose(-1, -2).contiguous()
+    by_channel = zeros(*scales.shape[:-2], blocks, scales.shape[-1], LANES, dtype=torch.uint8)
+    by_channel.copy_(padded.unflatten(-2, (blocks, LANES)).transpose(-1, -2))
     return Packed(data, by_channel, rows, depth)

@@ -1,5 +1,7 @@
 // Rows of fp32 or bf16 values, read and written as vectors of 16 fp32 lanes.
 #pragma once
+#include <vector>
+
 #include "tile.h"
 
 namespace k3hal {
@@ -49,6 +51,14 @@ static inline float sum16(v16f x) {
     std::memcpy(quarters, &eight, sizeof eight);
     const v4f four = quarters[0] + quarters[1];
     return (four[0] + four[1]) + (four[2] + four[3]);
+}
+
+// The calling thread's own memory of `count` floats, not initialised, valid until it asks for the same USE again. Kept
+// from call to call: fresh pages of the system take longer to get than most calls take to compute.
+template <int USE = 0> static inline float *scratch(long count) {
+    static thread_local std::vector<float> memory;
+    if ((long)memory.size() < count) memory.resize(count);
+    return memory.data();
 }
 
 // Values a thread must have to be worth waking.

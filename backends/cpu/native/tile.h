@@ -1,10 +1,10 @@
-// Matrix tiles for the CPU kernels: up to MR rows of activations times 32 rows of packed weights, in fp32.
+// Matrix tiles for the CPU kernels: several rows of activations times 32 rows of packed weights, in fp32.
 //
-// A packed weight is cut into blocks of 32 output rows; a block stores, for each input channel k, its 32 values side
-// by side, so that one vector holds one channel of 16 outputs and the weights stream once, in order.
-//   F32    float   [blocks][D][32]
-//   BF16   uint16  [blocks][D][32]
-//   MXFP4  uint8   [blocks][D][16], lane r in the low nibble and lane r + 16 in the high one of byte r,
+// A packed weight is cut into blocks of 32 output rows; a block stores, for each STEP input channels, 32 values or
+// words side by side, so that one vector holds 16 outputs and the weights stream once, in order.
+//   F32    float  [blocks][D][32]
+//   BF16   uint32 [blocks][ceil(D / 2)][32], the even channel in the low half and the odd one in the high half
+//   MXFP4  uint32 [blocks][D / 8][32], eight channels from the lowest four bits up,
 //          with scales uint8 (E8M0) [blocks][D / 32][32]
 #pragma once
 #include <immintrin.h>
@@ -43,70 +43,161 @@ static inline v16f e8m0(const uint8_t *codes) {
     return (v16f)bits;
 }
 
-// Asks for the weights a page further on: the processor's own prefetchers stop at page ends, this stream does not.
-static inline void prefetch(const void *p) { _mm_prefetch((const char *)p + 4096, _MM_HINT_T0); }
-
-template <int KIND> struct Panel;  // one block of 32 output rows
-
-template <> struct Panel<F32> {
-    const float *w;
-    Panel(const void *base, const void *, long block, long depth) : w((const float *)base + block * depth * LANES) {}
-    inline void at(long k, v16f &a, v16f &b) {
-        prefetch(w + k * LANES);
-        prefetch(w + k * LANES + 16);
-        a = *(const v16f *)(w + k * LANES);
-        b = *(const v16f *)(w + k * LANES + 16);
-    }
-};
-
-template <> struct Panel<BF16> {
-    const uint16_t *w;
-    Panel(const void *base, const void *, long block, long depth) : w((const uint16_t *)base + block * depth * LANES) {}
-    inline void at(long k, v16f &a, v16f &b) {
-        prefetch(w + k * LANES);
-        a = from_bf16(w + k * LANES);
-        b = from_bf16(w + k * LANES + 16);
-    }
-};
-
-template <> struct Panel<MXFP4> {
-    const uint8_t *w, *scales;
-    v16f sa, sb;
-    Panel(const void *base, const void *s, long block, long depth)
-        : w((const uint8_t *)base + block * depth * 16), scales((const uint8_t *)s + block * (depth / 32) * LANES) {}
-    inline void at(long k, v16f &a, v16f &b) {
-        const v16f values = {0.f, .5f, 1.f, 1.5f, 2.f, 3.f, 4.f, 6.f, -0.f, -.5f, -1.f, -1.5f, -2.f, -3.f, -4.f, -6.f};
-        if (k % 32 == 0) {
-            sa = e8m0(scales + k);
-            sb = e8m0(scales + k + 16);
-        }
-        // The permutation heeds only the low four bits of a lane.
-        const v16u codes = widen(w + k * 16);
-        a = (v16f)_mm512_permutexvar_ps((__m512i)codes, (__m512)values) * sa;
-        b = (v16f)_mm512_permutexvar_ps((__m512i)(codes >> 4), (__m512)values) * sb;
-    }
-};
-
-// y[m] = sum_k x[m][k] w[k], two vectors of 16 outputs a row. Every row is summed in the same order whatever MR is
-// beside it, so a row's result does not depend on its batch.
-template <int MR, int KIND>
-static inline void tile(Panel<KIND> panel, const float *const *x, long depth, v16f (*y)[2]) {
-    v16f acc[MR][2] = {};
-    for (long k = 0; k < depth; k++) {
-        v16f a, b;
-        panel.at(k, a, b);
-        for (int m = 0; m < MR; m++) acc[m][0] += a * x[m][k], acc[m][1] += b * x[m][k];
-    }
-    for (int m = 0; m < MR; m++) y[m][0] = acc[m][0], y[m][1] = acc[m][1];
+// Asks for what a stream will read BYTES further on: the processor's own prefetchers stop at the end of a page. Into
+// the second-level cache, since the first has room for fewer outstanding lines.
+template <long BYTES = 8192> static inline void prefetch(const void *p) {
+    _mm_prefetch((const char *)p + BYTES, _MM_HINT_T1);
 }
 
-// 2 * MAX_ROWS accumulators and a channel's weights fit 32 vector registers.
-constexpr int MAX_ROWS = 12;
+// One block of 32 output rows, or one half of it. `take<HALVES>(k)` reads STEP channels from k on, `value<J>(half)` is
+// channel k + J of 16 outputs.
+template <int KIND> struct Panel;
 
-template <int KIND, int MR = MAX_ROWS>
-static inline void tiles(Panel<KIND> panel, const float *const *x, int rows, long depth, v16f (*y)[2]) {
-    if (rows == MR) return tile<MR, KIND>(panel, x, depth, y);
-    if constexpr (MR > 1) return tiles<KIND, MR - 1>(panel, x, rows, depth, y);
+template <> struct Panel<F32> {
+    static constexpr int STEP = 1;
+    const float *w;
+    v16f values[2];
+    Panel(const void *base, const void *, long block, long depth) : w((const float *)base + block * depth * LANES) {}
+    Panel upper() const {
+        Panel other = *this;
+        other.w += 16;
+        return other;
+    }
+    template <int HALVES> inline void take(long k) {
+        for (int half = 0; half < HALVES; half++) {
+            const float *at = w + k * LANES + half * 16;
+            prefetch(at);
+            values[half] = *(const v16f *)at;
+        }
+    }
+    template <int J> inline v16f value(int half) const { return values[half]; }
+};
+
+struct Words {
+    const uint32_t *w;
+    v16u words[2];
+    template <int HALVES> inline void read(long step) {
+        for (int half = 0; half < HALVES; half++) {
+            const uint32_t *at = w + step * LANES + half * 16;
+            prefetch(at);
+            words[half] = *(const v16u *)at;
+        }
+    }
+};
+
+template <> struct Panel<BF16> : Words {
+    static constexpr int STEP = 2;
+    Panel(const void *base, const void *, long block, long depth)
+        : Words{(const uint32_t *)base + block * ((depth + 1) / 2) * LANES, {}} {}
+    Panel upper() const {
+        Panel other = *this;
+        other.w += 16;
+        return other;
+    }
+    template <int HALVES> inline void take(long k) { read<HALVES>(k / 2); }
+    template <int J> inline v16f value(int half) const {
+        return (v16f)(J ? words[half] & 0xffff0000u : words[half] << 16);
+    }
+};
+
+template <> struct Panel<MXFP4> : Words {
+    static constexpr int STEP = 8;
+    const uint8_t *codes;
+    v16f scales[2];
+    Panel(const void *base, const void *s, long block, long depth)
+        : Words{(const uint32_t *)base + block * (depth / 8) * LANES, {}},
+          codes((const uint8_t *)s + block * (depth / 32) * LANES) {}
+    Panel upper() const {
+        Panel other = *this;
+        other.w += 16;
+        other.codes += 16;
+        return other;
+    }
+    template <int HALVES> inline void take(long k) {
+        if (k % 32 == 0)
+            for (int half = 0; half < HALVES; half++) scales[half] = e8m0(codes + k + half * 16);
+        read<HALVES>(k / 8);
+    }
+    template <int J> inline v16f value(int half) const {
+        const v16f values = {0.f, .5f, 1.f, 1.5f, 2.f, 3.f, 4.f, 6.f, -0.f, -.5f, -1.f, -1.5f, -2.f, -3.f, -4.f, -6.f};
+        // The permutation heeds only the low four bits of a lane.
+        return (v16f)_mm512_permutexvar_ps((__m512i)(words[half] >> 4 * J), (__m512)values) * scales[half];
+    }
+};
+
+// MR rows of activations, a fixed stride apart: four to a pointer, as x86 addresses reach three strides from one.
+template <int MR> struct Activations {
+    const float *of_four[(MR + 3) / 4];
+    long stride, three;
+    Activations(const float *x, long stride) : stride(stride), three(3 * stride) {
+        for (int i = 0; i < (MR + 3) / 4; i++) of_four[i] = x + 4 * i * stride;
+    }
+    inline float at(int m, long k) const {
+        const long row = m % 4 == 0 ? 0 : m % 4 == 1 ? stride : m % 4 == 2 ? 2 * stride : three;
+        return of_four[m / 4][row + k];
+    }
+};
+
+// sums[m] = sum_k x[m][k] w[k], 16 outputs to a vector. Every row is summed in the same order whatever rows are beside
+// it, so its result does not depend on its batch.
+template <int MR, int HALVES, int KIND> struct Tile {
+    Panel<KIND> panel;
+    const Activations<MR> x;
+    v16f sums[MR][HALVES] = {};
+
+    template <int J = 0> inline void add(long k, int count) {
+        if (J >= count) return;
+        v16f w[HALVES];
+        for (int half = 0; half < HALVES; half++) w[half] = panel.template value<J>(half);
+#pragma GCC unroll 24
+        for (int m = 0; m < MR; m++)
+            for (int half = 0; half < HALVES; half++) sums[m][half] += w[half] * x.at(m, k + J);
+        if constexpr (J + 1 < Panel<KIND>::STEP) add<J + 1>(k, count);
+    }
+
+    inline void run(long depth) {
+        constexpr int STEP = Panel<KIND>::STEP;
+        long k = 0;
+        for (; k + STEP <= depth; k += STEP) panel.template take<HALVES>(k), add(k, STEP);
+        if (k < depth) panel.template take<HALVES>(k), add(k, depth - k);
+    }
+};
+
+// What fits 32 vector registers beside a channel's weights: few rows of a whole block, or many of half a block.
+constexpr int FEW = 12, MANY = 16, MOST = 24;
+
+// y[m] = x[m] w^T for `rows` <= FEW rows of x, `stride` apart, and one block of 32 outputs.
+template <int KIND, int MR = FEW>
+static inline void few(Panel<KIND> panel, const float *x, long stride, int rows, long depth, v16f (*y)[2]) {
+    if (rows == MR) {
+        Tile<MR, 2, KIND> tile{panel, Activations<MR>(x, stride)};
+        tile.run(depth);
+        std::memcpy(y, tile.sums, sizeof tile.sums);
+    } else if constexpr (MR > 1) {
+        few<KIND, MR - 1>(panel, x, stride, rows, depth, y);
+    }
+}
+
+template <int KIND, int MR>
+static inline void many(Panel<KIND> panel, const float *x, long stride, long depth, v16f (*y)[2]) {
+    for (int half = 0; half < 2; half++, panel = panel.upper()) {
+        Tile<MR, 1, KIND> tile{panel, Activations<MR>(x, stride)};
+        tile.run(depth);
+        for (int m = 0; m < MR; m++) y[m][half] = tile.sums[m][0];
+    }
+}
+
+// How many of the `rows` left to take together.
+static inline long rows_at_once(long rows) {
+    return rows >= MOST ? MOST : rows >= MANY ? MANY : rows > FEW ? (rows + 1) / 2 : rows;
+}
+
+// y[m] = x[m] w^T for the rows of one `rows_at_once`.
+template <int KIND>
+static inline void multiply(Panel<KIND> panel, const float *x, long stride, int rows, long depth, v16f (*y)[2]) {
+    if (rows == MOST) return many<KIND, MOST>(panel, x, stride, depth, y);
+    if (rows == MANY) return many<KIND, MANY>(panel, x, stride, depth, y);
+    few<KIND>(panel, x, stride, rows, depth, y);
 }
 
 // e^x, within 2 ulp over the finite range (Cephes' reduction and polynomial).

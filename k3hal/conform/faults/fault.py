@@ -26,7 +26,7 @@ class Right:
     its calls; `calls` counts those."""
 
     fn: Callable[..., Any]
-    memory: dict[str, Any] = field(default_factory=dict)
+    memory: dict[Any, Any] = field(default_factory=dict)
     calls: int = 0
 
     def __call__(self, args: Mapping[str, Any], **changes: Any) -> Any:

@@ -246,8 +246,8 @@ def _mixed(
 ) -> Tensor:
     """The mix with something wrong in it, over the blocks and an updated prefix."""
     sources = torch.cat((args["blocks"][: args["num_blocks"]], args["prefix"].unsqueeze(0))).float()
-    eps = args["eps"] if eps is None else eps
-    keys = sources * torch.rsqrt(sources.square().mean(-1, keepdim=True) + eps) if normalised else sources
+    small: float = args["eps"] if eps is None else eps
+    keys = sources * torch.rsqrt(sources.square().mean(-1, keepdim=True) + small) if normalised else sources
     weights = scores((keys * args["key_weight"]).sum(-1, keepdim=True)).softmax(0)
     mix = (weights * values(sources, keys)).sum(0).to(args["prefix"].dtype)
     return mix if args["out_weight"] is None else rms_norm(mix, args["out_weight"], args["out_eps"])

@@ -189,7 +189,7 @@ for _name, (_bug, _wrong, _first) in _RULES.items():
         RECURRENCE.add(_name, _op, _bug, _with_rule(_op, _wrong), _first)
 
 
-def _in_chunks(right: Right, args: Arguments, between: Callable[[Tensor, int], None], size: int = 64) -> Any:
+def _in_chunks(right: Right, args: Arguments, between: Callable[[Tensor, int], object], size: int = 64) -> Any:
     """The right rule over each sequence alone, chunk by chunk, with something done to its slot in between."""
     out, bounds = torch.zeros_like(args["v"], memory_format=torch.contiguous_format), args["cu_seqlens"].tolist()
     known = args["has_state"].clone()

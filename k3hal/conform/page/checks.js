@@ -63,7 +63,7 @@ function heading(full) {
     ["Tensor", "n wide"],
     ["Slice", "n wide"],
     ["Peak", "n wide"],
-    ["× peer", "n wide"],
+    ["Ratio", "n wide"],
     ["Of cap", "n"],
     ["Time", "n wide"],
   ];
@@ -117,8 +117,8 @@ function checkRow(row, full) {
     h("td", { class: "n wide" }, value("tensor")),
     h("td", { class: "n wide" }, value("slice")),
     h("td", { class: "n wide" }, value("peak")),
-    h("td", { class: "n wide" }, top && top.ratio !== null ? number(top.ratio) : ""),
-    h("td", { class: "n" }, top ? (Number.isFinite(share) ? `${number(100 * share)} %` : "over") : ""),
+    h("td", { class: "n wide" }, top ? (top.ratio === null ? "–" : number(top.ratio)) : ""),
+    h("td", { class: "n" }, top ? percent(share) : ""),
     h("td", { class: "n wide" }, seconds(check.seconds)),
   );
   return line;
@@ -156,7 +156,9 @@ function evidence(check, full) {
         )
       : null,
     check.tensors.length ? tensorTable(check) : h("p", { class: "empty" }, "No output was judged."),
-    check.commands.length ? h("p", { class: "label" }, "Reproduce, in the package's folder") : null,
+    check.commands.length
+      ? h("p", { class: "label" }, check.case_file ? "Reproduce, in the package's folder" : "Reproduce")
+      : null,
     check.commands.map(command),
     h(
       "dl",
@@ -177,7 +179,7 @@ function tensorTable(check) {
     ["Slice", "n"],
     ["Peak", "n"],
     ["Peer", "n"],
-    ["Ratio to peer", "n"],
+    ["Ratio", "n"],
     ["Why", "why"],
   ];
   const lines = check.tensors.map((tensor) => [
@@ -185,11 +187,22 @@ function tensorTable(check) {
     statusBadge(tensor.status),
     tensor.tolerance,
     ...["tensor", "slice", "peak"].map((name) => measured(tensor, name)),
-    tensor.peer === null ? "none" : number(tensor.peer),
+    peerOf(tensor),
     tensor.ratio === null ? "–" : `${number(tensor.ratio)} ×`,
     tensor.problem,
   ]);
   return table(`Numbers of ${check.case}`, columns, lines);
+}
+
+/** The peer's error with the floor beneath: the larger one is what the ratio is to. */
+function peerOf(tensor) {
+  const floor = tensor.caps?.floor;
+  return h(
+    "span",
+    { class: "measured" },
+    h("span", {}, tensor.peer === null ? "none" : number(tensor.peer)),
+    floor ? h("span", { class: "cap" }, `floor ${number(floor)}`) : null,
+  );
 }
 
 /** A number over its cap, with a bar for how much of the cap it takes. */

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from k3hal.conform.result import CheckResult
+from k3hal.conform.result import BAD, CheckResult
 from k3hal.dispatch.registry import get_operator, operator_names
 
 # The columns of a row, read by `data.js` in this order.
@@ -57,11 +57,16 @@ def _short(value: float | None) -> float | None:
 
 
 def commands_of(check: CheckResult, device: str) -> list[str]:
-    """What reproduces a check that left a case, to be run in the package's folder: none without a case."""
-    if not check.case_file:
+    """What reproduces a failure: its case replayed in the package's folder, or its sample where no case was kept."""
+    if check.status not in BAD and not check.case_file:
         return []
     who = ["--provider", check.provider]
     where = ["--device", device] if device not in ("", "auto") else []
+    if not check.case_file:
+        name = check.case.removeprefix(f"{check.op}-").removesuffix(f"-{check.dtype}")
+        how = ["--invariant", check.invariant] if check.invariant else ["--isolate"]
+        sample = ["--sample", name, "--dtype", check.dtype]
+        return [shlex.join(["k3hal", "op", "compare", check.op, *who, *sample, *how, *where])]
     commands = [["k3hal", "op", "replay", check.case_file, *who, *where]]
     if check.invariant:
         case = ["--case", check.case_file, "--invariant", check.invariant]

@@ -31,15 +31,17 @@ function tensorOf([name, tolerance, status, tensor, slice, peak, peer, problem])
     peer,
     problem: strings[problem],
     caps,
-    ratio: ratioToPeer(tensor, peer, caps),
+    ratio: ratioToPeer(tensor, peer, caps, strings[status]),
   };
 }
 
-/** Against the peer's error, or the class's floor if that is larger; null where there is no peer. */
-function ratioToPeer(tensor, peer, caps) {
-  if (tensor === null || peer === null || !caps) return null;
-  const least = Math.max(peer, caps.floor ?? 0);
-  return least > 0 ? tensor / least : null;
+/** Against the peer's error, or the class's floor where that is larger or there is no peer; null where neither judged:
+ * what passed far above the floor and without a peer was judged by its caps alone. */
+function ratioToPeer(tensor, peer, caps, status) {
+  if (tensor === null || !caps) return null;
+  const least = Math.max(peer ?? 0, caps.floor ?? 0);
+  const ratio = least > 0 ? tensor / least : null;
+  return peer === null && status === "Pass" && ratio > 2 ? null : ratio;
 }
 
 /** The largest of the numbers over their caps, of all outputs; Infinity for what is not finite. */

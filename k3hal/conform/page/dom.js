@@ -35,9 +35,19 @@ function seconds(value) {
 
 const count = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
 
+/** How much of a cap is used, in per cent. */
+function percent(share) {
+  if (!Number.isFinite(share)) return "over";
+  if (share >= 10) return "> 1000 %";
+  return share > 0 && share < 0.001 ? "< 0.1 %" : `${number(100 * share)} %`;
+}
+
 /** Anything of the report whose form is free, in one line. */
-const plain = (value) =>
-  typeof value === "string" ? value : value === null || value === undefined ? "" : JSON.stringify(value);
+function plain(value) {
+  if (value === null || value === undefined) return "";
+  if (Array.isArray(value) && value.every((one) => typeof one === "string")) return value.join(", ");
+  return typeof value === "string" ? value : JSON.stringify(value);
+}
 
 const STATUS = {
   Pass: { mark: "✓", tone: "pass", words: "Pass" },
@@ -69,8 +79,16 @@ function levelBadge(level) {
   return h("span", { class: `level ${known ? level : "unknown"}`, title: known ? LEVELS[level] : null }, level || "–");
 }
 
-/** A table with a caption for screen readers. `columns`: [label, class]; `rows`: lists of cells, the first a header. */
+/** A table with a caption for screen readers. `columns`: [label, class]; `rows`: lists of cells, the first a header.
+ * A last column that is empty throughout is left out. */
 function table(caption, columns, rows) {
+  if (rows.length && rows.every((row) => row.length === columns.length && row.at(-1) === "")) {
+    return table(
+      caption,
+      columns.slice(0, -1),
+      rows.map((row) => row.slice(0, -1)),
+    );
+  }
   const cell = (content, i) =>
     i === 0
       ? h("th", { scope: "row", class: columns[i][1] }, content)

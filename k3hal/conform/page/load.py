@@ -15,8 +15,11 @@ _OPTIONAL = (int, float, type(None))
 _LEVEL = {"dtype": _TEXT, "shape_class": _TEXT, "level": _TEXT, "passed": int, "of": int, "worst": dict}
 _REFUSAL = {"dtype": _TEXT, "phase": _TEXT, "reasons": _LIST, "cases": _LIST}
 _CLASS = dict.fromkeys(("floor", "tensor", "slice", "peak"), _OPTIONAL) | {"exact": bool}
-_TENSOR = dict.fromkeys(("name", "tolerance", "status", "problem"), _TEXT)
-_TENSOR |= dict.fromkeys(("tensor", "slice", "peak"), _NUMBER) | {"peer": _OPTIONAL}
+_TENSOR: Mapping[str, Any] = {
+    **dict.fromkeys(("name", "tolerance", "status", "problem"), _TEXT),
+    **dict.fromkeys(("tensor", "slice", "peak"), _NUMBER),
+    "peer": _OPTIONAL,
+}
 
 
 def load_report(package_dir: Path) -> dict[str, Any]:
@@ -35,8 +38,9 @@ def load_report(package_dir: Path) -> dict[str, Any]:
 
 
 def _check_result(where: str, check: CheckResult) -> None:
-    if odd := next((problem for problem in check.problems if not isinstance(problem, str)), None):
-        raise InputError(f"{where}: problems: {odd!r} is not a string")
+    for problem in check.problems:
+        if not isinstance(problem, str):
+            raise InputError(f"{where}: problems: {problem!r} is not a string")
     for tensor in check.tensors:
         _check(f"{where}: tensors", {key: getattr(tensor, key) for key in _TENSOR}, _TENSOR)
 

@@ -83,9 +83,19 @@ function legend() {
   return h("dl", { class: "legend", "aria-label": "Evidence levels" }, levels);
 }
 
+/** What the reader should know of this run before reading its levels. */
+function remarks() {
+  const bare = cells.filter((cell) => cell.reference_only).length;
+  const notes = [
+    report.selection.quick && "A quick run tries too little for E3: its levels end at E2.",
+    bare && `${count(bare, "operator")} ${bare === 1 ? "has" : "have"} only the reference on this device.`,
+  ].filter(Boolean);
+  return notes.length ? h("p", { class: "remark" }, notes.join(" ")) : null;
+}
+
 drawHead();
 drawFailures();
-section("matrix", "Operators by providers", coverage(), legend(), filterBar(), found, matrixHost);
+section("matrix", "Operators by providers", coverage(), legend(), remarks(), filterBar(), found, matrixHost);
 drawEndToEnd();
 drawWaivers();
 section("checks", "All checks", checksHost);

@@ -210,8 +210,9 @@ function moveInMatrix(event) {
 
 /** For each backend, how many of its operators have which level at best. */
 function coverage() {
+  const judged = cells.filter((cell) => !cell.reference_only);
   const backends = new Map();
-  for (const cell of cells) {
+  for (const cell of judged) {
     const best = backends.get(cell.backend) ?? new Map();
     backends.set(cell.backend, best.set(cell.op, [best.get(cell.op) ?? "", cell.level].sort().at(-1)));
   }

@@ -207,9 +207,10 @@ function expiry(date) {
 }
 
 const RULE =
-  "Errors are RMS over the RMS of the golden: of the whole tensor, of its worst row or column, and of the single worst element (peak). " +
-  "A check passes within every cap and at no more than twice its peer's error, or the floor if that is larger; up to four times is a quality warning. " +
-  "Where a cap grows with the length of a sequence, the table has its smallest value.";
+  "Errors are RMS over the RMS of the golden: of the whole tensor, of its worst row or column, and of the single worst " +
+  "element (peak). A check passes within every cap, what rounding the golden costs allowed for, and at no more than " +
+  "twice the largest of that rounding, the floor and the error of its peer, the CPU provider; up to four times is a " +
+  "quality warning. Where a cap grows with the length of a sequence, the table has its smallest value.";
 
 function drawEnvironment() {
   const pairs = (title, object) => {
