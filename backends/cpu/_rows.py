@@ -12,9 +12,9 @@ BLOCK_ELEMENTS = 1 << 18
 """Fresh memory is the dearest part of a large elementwise step; a block's temporaries are reused by the next one's."""
 
 
-def row_blocks(rows: int, elements_per_row: int) -> Iterator[slice]:
-    """Slices that cover `rows`, each of about BLOCK_ELEMENTS elements."""
-    step = max(1, BLOCK_ELEMENTS // max(1, elements_per_row))
+def row_blocks(rows: int, elements_per_row: int, elements: int | None = None) -> Iterator[slice]:
+    """Slices that cover `rows`, each of about `elements` (BLOCK_ELEMENTS) elements."""
+    step = max(1, (elements or BLOCK_ELEMENTS) // max(1, elements_per_row))
     for start in range(0, rows, step):
         yield slice(start, min(rows, start + step))
 

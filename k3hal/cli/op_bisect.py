@@ -30,7 +30,12 @@ def bisect(
         str, typer.Option("--bad", metavar="NAME", help="What is doubted; a name or overrides.")
     ] = "current",
     axis: Annotated[
-        list[str] | None, typer.Option("--axis", metavar="provider|layer|phase", help="How far to go; default: all.")
+        list[str] | None,
+        typer.Option(
+            "--axis",
+            metavar="provider|layer|phase|tactic",
+            help="How far to go; default: the first three. tactic tries every tactic of the doubted providers.",
+        ),
     ] = None,
     decode: Annotated[int, typer.Option("--decode", metavar="N", help="Last tokens fed one at a time.")] = 4,
     max_tokens: Annotated[
@@ -46,13 +51,14 @@ def bisect(
 ) -> int:
     """Swap providers one by one, then layers, then phases, in one loaded model, until its logits first diverge.
 
-    Leaves the smallest failing call as a case. Exits with 1 if the two sides differ, 0 if they do not.
+    With --axis tactic, tactics are swapped one by one instead; further axes narrow down what is found. Leaves the
+    smallest failing call as a case. Exits with 1 if the two sides differ, 0 if they do not.
     """
-    from k3hal.debug.bisect import AXES, save_finding
+    from k3hal.debug.bisect import AXES, TACTIC, save_finding
     from k3hal.debug.live import LiveModel
 
-    if odd := set(axis or ()) - set(AXES):
-        raise UsageError(f"--axis is {min(odd)!r}", hint=f"it takes {', '.join(AXES)}")
+    if odd := set(axis or ()) - {*AXES, TACTIC}:
+        raise UsageError(f"--axis is {min(odd)!r}", hint=f"it takes {', '.join(AXES)}, {TACTIC}")
     if prompt is None or max_tokens < 1 or decode < 0:
         raise UsageError("no --prompt" if prompt is None else "--max-tokens is from 1 on, --decode from 0 on")
     text = read_prompt(prompt)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,7 +33,14 @@ def compare(
         str, typer.Option("--against", metavar="reference|Q", help="reference is the fp64 golden.")
     ] = "reference",
     grid: Annotated[
-        str, typer.Option("--grid", metavar="AXES", help='Sweep: "tokens=1,63..65;batch=1,8;layout=dense,strided".')
+        str,
+        typer.Option(
+            "--grid",
+            metavar="AXES",
+            help='Sweep: "tokens=1,64+-1;layout=dense,strided". Axes: tokens, batch, heads and context (numbers, '
+            "ranges 63..65, edges 64+-1), layout (dense, strided, offset), kv (auto, bf16, fp8), state (given, "
+            "recomputed, restored), tactic (all or names), mode (eager, graph), start (warm, cold).",
+        ),
     ] = "",
     invariant: Annotated[
         list[str] | None,
@@ -61,10 +70,11 @@ def compare(
         raise UsageError(f"--seeds is {seeds}", hint=f"from 1 to {MAX_SEEDS}")
     if isolate and invariant:
         raise UsageError("--isolate does not run invariants", hint="give one of --isolate and --invariant")
+    axes = _axes(op, grid, isolate, bool(invariant))
     how = How(present(device), against, isolate, timeout)
     cases = cases_of(op, names=sample, tags=tag, dtypes=dtype, files=case, seeds=range(seeds))
     failures, verdicts = [], []
-    for one, verdict in _verdicts(cases, provider.split(","), how, grid, invariant or ()):
+    for one, verdict in _verdicts(cases, provider.split(","), how, axes, invariant or ()):
         verdicts.append(verdict)
         if verdict.status in BAD and "invariant" not in verdict.extra:
             failures.append((one, verdict))
@@ -79,19 +89,46 @@ def compare(
     return exit_code([verdict.status for verdict in verdicts])
 
 
-def _verdicts(
-    cases: Iterator[Case], providers: Sequence[str], how: How, grid: str, invariants: Sequence[str]
-) -> Iterator[tuple[Case, Verdict]]:
-    from k3hal.debug.compare import compare_all, compare_invariants
-    from k3hal.debug.grid import parse_grid, sweep
+def _axes(op: str, grid: str, isolate: bool, invariant: bool) -> dict[str, tuple[Any, ...]]:
+    """The grid's axes, all of which the operator has. Raises `UsageError` for ways to run that do not go together."""
+    from k3hal.debug.grid import check_axes, parse_grid
+    from k3hal.debug.grid_runs import ways_of
+    from k3hal.dispatch.registry import get_operator
 
-    if grid:
-        axes = parse_grid(grid)
-        cases = (point for case in cases for point in sweep(case, axes))
-    if invariants:
-        yield from compare_invariants(cases, providers, how, invariants)
-    else:
-        yield from compare_all(cases, providers, how)
+    axes = parse_grid(grid)
+    check_axes(get_operator(op).name, axes)
+    if "graph" in axes.get("mode", ()) and axes.get("start", ("warm",)) != ("warm",):
+        raise UsageError("--grid: mode=graph does not go with start=cold", hint="the first replay is the cold one")
+    for flag, given in (("--isolate", isolate), ("--invariant", invariant)):
+        if given and (odd := set(ways_of(axes)) - {"tactic"}):
+            raise UsageError(f"{flag} does not go with the {min(odd)} axis")
+    return axes
+
+
+def _verdicts(
+    cases: Iterator[Case],
+    providers: Sequence[str],
+    how: How,
+    axes: Mapping[str, Sequence[Any]],
+    invariants: Sequence[str],
+) -> Iterator[tuple[Case, Verdict]]:
+    from k3hal.debug.compare import compare_invariants
+    from k3hal.debug.forks import Forks
+    from k3hal.debug.grid import sweep
+    from k3hal.debug.grid_runs import compare_ways, ways_of
+    from k3hal.debug.target import tactic_names
+
+    ways = ways_of(axes)
+    with ExitStack() as stack:
+        forks = stack.enter_context(Forks()) if "cold" in ways.get("start", ()) else None
+        for point in itertools.chain.from_iterable(sweep(case, axes) for case in cases):
+            if not invariants:
+                yield from ((point, verdict) for verdict in compare_ways(point, providers, how, ways, forks))
+                continue
+            names = list(providers)
+            if "tactic" in ways:
+                names = [t for name in providers for t in tactic_names(point, name, how.device, ways["tactic"])]
+            yield from compare_invariants([point], names, how, invariants)
 
 
 def _report(op: str, how: How, verdicts: list[Verdict], files: Mapping[str, Path]) -> None:

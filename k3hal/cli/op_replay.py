@@ -59,14 +59,15 @@ def _recorded(case: Case) -> Verdict | None:
     """What the provider gave where the case was recorded, judged by the golden made here."""
     if not case.recorded:
         return None
-    from k3hal.debug.golden import golden
+    from k3hal.debug.golden import Golden, golden
     from k3hal.debug.judge import judge
     from k3hal.debug.verdict import Verdict, worst
     from k3hal.dispatch.registry import get_operator
 
     operator = get_operator(case.op)
     expected = golden(operator, case.args)
-    tensors = judge(operator, case.args, case.recorded, {n: v for n, v in expected.items() if n in case.recorded})
+    known = Golden({n: v for n, v in expected.items() if n in case.recorded}, expected.dtypes)
+    tensors = judge(operator, case.args, case.recorded, known)
     provider = f"{case.origin.get('provider', 'unknown')} (recorded)"
     return Verdict(case.op, provider, case.id, worst([t.status for t in tensors]), (), tensors)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,10 +14,13 @@ from k3hal.cli.output import print_json
 from k3hal.errors import UsageError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from collections.abc import Callable
 
     from k3hal.debug.case import Case
-    from k3hal.debug.target import Target
+    from k3hal.debug.run_case import Runs
+    from k3hal.dispatch.device import DeviceDescription
+
+_MAX_IDLE = 3600
 
 
 def run_operator(
@@ -23,66 +28,71 @@ def run_operator(
     provider: Annotated[
         str, typer.Option("--provider", metavar="P", help="An id, name or backend; reference, composed, current.")
     ] = "current",
+    tactic: Annotated[
+        str | None, typer.Option("--tactic", metavar="NAME|all", help="Of the provider; default: as selected.")
+    ] = None,
     sample: SampleNames = None,
     tag: Tags = None,
     dtype: DTypes = None,
     case: CaseFiles = None,
     seed: Seed = 0,
     repeat: Annotated[int, typer.Option("--repeat", metavar="N", help="Runs of each case; all must agree.")] = 2,
+    cold: Annotated[float, typer.Option("--cold", metavar="SECONDS", help="Idle for so long before every run.")] = 0.0,
+    poison: Annotated[bool, typer.Option("--poison/--no-poison", help="Whether uninitialised memory is NaN.")] = True,
+    isolate: Annotated[bool, typer.Option("--isolate", help="Run every case in a process of its own.")] = False,
+    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="For a case under --isolate.")] = 60.0,
     device: PresentDevice = "auto",
     as_json: Json = False,
 ) -> int:
     """Run a provider of OP and show its outputs; uninitialised memory is NaN, every argument stands between canaries.
 
-    Exits with 1 if memory was touched that may not be, if runs differ, or if it raised; `op compare` judges values.
+    Exits with 1 if memory was touched that may not be, if runs differ, or if it raised, with 3 on a crash or a hang
+    under --isolate; `op compare` judges values.
     """
-    from k3hal.debug.target import find_target
+    from k3hal.debug.run_case import Runs
+    from k3hal.debug.target import tactic_names
 
     if repeat < 1:
         raise UsageError(f"--repeat is {repeat}", hint="from 1 on")
-    machine, rows = present(device), []
-    for one in cases_of(op, names=sample, tags=tag, dtypes=dtype, files=case, seeds=(seed,)):
-        rows.append(_run(one, find_target(one, provider, machine), repeat))
-        if not as_json:
-            _print(rows[-1])
+    if not 0 <= cold <= _MAX_IDLE:
+        raise UsageError(f"--cold is {cold:g}", hint=f"seconds from 0 to {_MAX_IDLE}")
+    machine, rows, runs = present(device), [], Runs(repeat, cold, poison)
+    with ExitStack() as stack:
+        run = _runner(stack, machine, runs, timeout if isolate else None)
+        for one in cases_of(op, names=sample, tags=tag, dtypes=dtype, files=case, seeds=(seed,)):
+            for name in tactic_names(one, provider, machine, (tactic,)) if tactic else [provider]:
+                rows.append(run(one, name))
+                if not as_json:
+                    _print(rows[-1])
     if as_json:
         print_json("k3hal.op_run/1", {"op": op, "device": machine.id, "results": rows})
+    if any(row.get("ended") for row in rows):
+        return 3
     return 1 if any(row["problems"] for row in rows) else 0
 
 
-def _run(case: Case, target: Target, repeat: int) -> dict[str, Any]:
-    from k3hal.debug.check import describe
-    from k3hal.debug.execute import execute
-    from k3hal.debug.memory import same_bytes
-    from k3hal.dispatch.registry import get_operator
+def _runner(
+    stack: ExitStack, machine: DeviceDescription, runs: Runs, timeout: float | None
+) -> Callable[[Case, str], dict[str, Any]]:
+    """What runs a case with a named target: here, or with a time limit in a process of its own."""
+    from k3hal.debug.case_files import CaseFiles as Files
+    from k3hal.debug.forks import Forks
+    from k3hal.debug.run_case import RUN, run_case
+    from k3hal.debug.target import find_target
 
-    row: dict[str, Any] = {"case": case.id, "provider": target.id, "seconds": None, "outputs": {}, "problems": []}
-    try:
-        runs = [execute(get_operator(case.op), target, case.args) for _ in range(repeat)]
-    except Exception as error:  # noqa: BLE001 - what a provider raises is its result
-        return row | {"problems": [describe(error)]}
-    first = runs[0]
-    problems = list(first.problems)
-    for name, value in first.outputs.items():
-        if any(not same_bytes(value, other.outputs[name]) for other in runs[1:]):
-            problems.append(f"{name} differs between runs")
-    outputs = {name: _facts(value) for name, value in first.outputs.items()}
-    return row | {"seconds": first.seconds, "outputs": outputs, "problems": problems}
+    if timeout is None:
+        return lambda case, name: run_case(case, find_target(case, name, machine), runs)
+    files, forks = stack.enter_context(Files()), stack.enter_context(Forks())
 
+    def isolated(case: Case, name: str) -> dict[str, Any]:
+        target = find_target(case, name, machine).id
+        outcome = forks.run(RUN, timeout, case=files.case(case), target=name, device=machine.id, **asdict(runs))
+        if outcome.status == "Done":
+            return outcome.report
+        row = {"case": case.id, "provider": target, "seconds": None, "outputs": {}}
+        return row | {"problems": [f"{outcome.status}: {outcome.why}"], "ended": outcome.status}
 
-def _facts(value: Tensor) -> dict[str, Any]:
-    """Shape, dtype and the spread of the finite values."""
-    import torch
-
-    wide = value.double()
-    finite = wide[torch.isfinite(wide)]
-    numbers = {"min": finite.min(), "max": finite.max(), "rms": finite.square().mean().sqrt()} if len(finite) else {}
-    return {
-        "dtype": str(value.dtype).removeprefix("torch."),
-        "shape": list(value.shape),
-        "nonfinite": value.numel() - len(finite),
-        **{name: float(number) for name, number in numbers.items()},
-    }
+    return isolated
 
 
 def _print(row: dict[str, Any]) -> None:

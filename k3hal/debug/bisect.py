@@ -17,14 +17,17 @@ from k3hal.debug.case_file import save_case
 from k3hal.debug.check import check
 from k3hal.debug.drive import DECODE, PREFILL, Driver
 from k3hal.debug.shrink import shrink
-from k3hal.debug.switchboard import Line, Switchboard
+from k3hal.debug.switchboard import Line, Switchboard, tactics_of
 from k3hal.debug.target import Target
 from k3hal.debug.verdict import Verdict
+from k3hal.dispatch.errors import UnsupportedError
 from k3hal.dispatch.observe import Place
 from k3hal.dispatch.registry import get_operator
 
 logger = logging.getLogger("k3hal.debug.bisect")
 AXES = ("provider", "layer", "phase")
+TACTIC = "tactic"
+"""The axis of its own: not the bad providers as they are, but each of their tactics in turn."""
 _NOT_COMPUTED = ("sample", "copy_pages")
 """Operators that the logits of a given sequence do not depend on."""
 
@@ -35,7 +38,8 @@ class Finding:
 
     `position` is the first token whose logits differ, `stages` those in which the fault shows alone; `parts` the parts
     of a composed operator that fail on the case. `verdict` and `case` are of the first call there that fails by itself;
-    `case` is None where every call is within tolerance. `suspects` are all operators that diverge alone.
+    `case` is None where every call is within tolerance. `suspects` are all operators that diverge alone. `tactic` is
+    set on the tactic axis.
     """
 
     op: str
@@ -50,6 +54,7 @@ class Finding:
     parts: tuple[str, ...] = ()
     verdict: Verdict | None = None
     case: Case | None = None
+    tactic: str = ""
 
     def to_json(self) -> dict[str, Any]:
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
@@ -71,19 +76,46 @@ class Bisection:
         self._good = self._logits(())
 
     def find(self, axes: Collection[str] = AXES) -> Finding | None:
-        """The first divergence, as far as `axes` go; None if all bad providers together make none."""
+        """The first divergence, as far as `axes` go; None if all bad providers together make none.
+
+        On the `tactic` axis each tactic of the bad providers runs in turn, in all places of its operator and alone;
+        the first that makes a divergence is found. Raises `UnsupportedError` where no bad provider has tactics.
+        """
+        if TACTIC in axes:
+            return self._find_tactic(axes)
         whole, position = self._difference(self._places)
         if whole <= self._threshold:
             return None
-        suspects = self._suspects()
+        return self._narrowed(axes, self._suspects(), whole, position)
+
+    def _find_tactic(self, axes: Collection[str]) -> Finding | None:
+        tried = 0
+        for op in dict.fromkeys(place.op for place in self._places):
+            mine = [place for place in self._places if place.op == op]
+            names = (name for place in mine for name, _ in tactics_of(self.board.lines[place].site.decision))
+            for name in dict.fromkeys(names):
+                tried += 1
+                with self.board.tactic(mine, name) as places:
+                    error, position = self._difference(places)
+                    logger.info("only %s bad, tactic %s: logits differ by %.3g", op, name, error)
+                    if error > self._threshold:
+                        return self._narrowed(axes, [op], error, position)
+        if not tried:
+            raise UnsupportedError("no provider on the bad side has tactics", hint="`--bad OP=PROVIDER` takes another")
+        return None
+
+    def _narrowed(self, axes: Collection[str], suspects: list[str], whole: float, position: int) -> Finding:
+        """The layer and the phase of the first divergence of these operators, and a case of it."""
         places = [place for place in self._places if place.op in suspects]
         first = min((self._first(op, axes) for op in suspects), key=self._places.index) if suspects else places[0]
         among = [first] if "layer" in axes else [place for place in places if place.op == first.op]
         alone, at = self._difference(among)
         line = self.board.lines[first]
         layer = first.layer if "layer" in axes else None
-        names = (first.op, layer, line.site.decision.provider, line.good_provider)
+        names = (first.op, layer, line.provider, line.good_provider)
         found = Finding(*names, whole, alone, at if alone > self._threshold else position, tuple(suspects))
+        if line.tactic:
+            found = dataclasses.replace(found, tactic=line.tactic)
         if "phase" in axes:
             found = dataclasses.replace(found, stages=self._stages(among))
         return self._with_case(found, line, first)

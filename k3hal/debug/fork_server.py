@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from k3hal.dispatch.registry import default_registry
 
-_PRELOADED = ("k3hal.debug.tune_jobs",)
+_PRELOADED = ("k3hal.debug.tune_jobs", "k3hal.debug.run_case", "k3hal.debug.grid_runs")
 _LOOK_EVERY = 0.004
 
 
@@ -24,11 +24,12 @@ def serve(plugins: list[str]) -> None:
 
     Nothing but imports happens here: no thread and no device driver may be alive in a process that forks.
     """
+    extra = [importlib.import_module(plugin) for plugin in plugins]
     registry = default_registry()
-    for plugin in plugins:
-        registry.add_module(importlib.import_module(plugin))
-    for module in _PRELOADED:
-        importlib.import_module(module)
+    for module in extra:
+        registry.add_module(module)
+    for name in _PRELOADED:
+        importlib.import_module(name)
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     print(json.dumps({"ready": True}), file=replies, flush=True)

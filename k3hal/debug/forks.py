@@ -38,12 +38,13 @@ class Forks:
 
     def __init__(self, plugins: tuple[str, ...] = ()) -> None:
         self._plugins = plugins
-        self._folder = tempfile.TemporaryDirectory(prefix="k3hal-jobs-")
         self._count = 0
+        self._folder: tempfile.TemporaryDirectory[str]
         self._errors: IO[str]
         self._server: subprocess.Popen[str]
 
     def __enter__(self) -> Forks:
+        self._folder = tempfile.TemporaryDirectory(prefix="k3hal-jobs-")
         path = Path(self._folder.name) / "server.log"
         self._errors = path.open("w+", encoding="utf-8", errors="replace")
         command = [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m", SERVER, *self._plugins]

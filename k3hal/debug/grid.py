@@ -1,4 +1,4 @@
-"""Sweep axes over a case: token counts, batch sizes and memory layouts that no sample may have."""
+"""Sweep axes over a case: shapes, memory layouts and states that no sample may have, and ways to run it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,18 @@ from torch import Tensor
 
 from k3hal.debug.batching import BATCHING, row_spans, take, units
 from k3hal.debug.case import Case
+from k3hal.debug.grid_axes import (
+    CACHE_DTYPES,
+    CONTEXT,
+    HEADS,
+    STATES,
+    has_state,
+    with_cache_dtype,
+    with_context,
+    with_heads,
+    with_state,
+)
+from k3hal.dispatch.registry import get_operator
 from k3hal.errors import UsageError
 
 GAP = 16
@@ -19,33 +31,65 @@ LAYOUTS = ("dense", "strided", "offset")
 
 
 def parse_grid(text: str) -> dict[str, tuple[Any, ...]]:
-    """`tokens=1,63..65;layout=dense,strided` as values by axis. Raises `UsageError` naming the piece."""
+    """`tokens=1,64+-1;layout=dense,strided` as values by axis. Raises `UsageError` naming the piece."""
     out: dict[str, tuple[Any, ...]] = {}
     for piece in filter(None, (part.strip() for part in text.split(";"))):
         axis, sep, values = (word.strip() for word in piece.partition("="))
-        if axis not in AXES or not sep or not values:
-            raise UsageError(f"--grid: {piece!r} is not AXIS=VALUES", hint=f"axes are {', '.join(AXES)}")
+        if axis not in KNOWN_AXES or not sep or not values:
+            raise UsageError(f"--grid: {piece!r} is not AXIS=VALUES", hint=f"axes are {', '.join(KNOWN_AXES)}")
         words = [word.strip() for word in values.split(",")]
-        out[axis] = tuple(words) if axis == "layout" else tuple(n for word in words for n in _numbers(axis, word))
-        if axis == "layout" and (odd := set(words) - set(LAYOUTS)):
-            raise UsageError(f"--grid: layout {min(odd)!r}", hint=f"it is {', '.join(LAYOUTS)}")
+        known = KNOWN_AXES[axis]
+        out[axis] = tuple(n for word in words for n in _numbers(axis, word)) if known == NUMBERS else tuple(words)
+        if isinstance(known, tuple) and (odd := set(words) - set(known)):
+            raise UsageError(f"--grid: {axis} {min(odd)!r}", hint=f"it is {', '.join(known)}")
     return out
 
 
 def _numbers(axis: str, word: str) -> Iterator[int]:
+    """A number, a range `63..65`, or a tile edge and its neighbours `64+-1`."""
+    middle, about, reach = word.partition("+-")
+    if about and middle.isdecimal() and reach.isdecimal() and int(reach) < int(middle):
+        return iter(range(int(middle) - int(reach), int(middle) + int(reach) + 1))
     first, sep, last = word.partition("..")
     if not first.isdecimal() or (sep and not last.isdecimal()) or int(first) < 1 or int(last or first) < int(first):
-        raise UsageError(f"--grid: {axis}={word!r}", hint="numbers from 1 on, like 1,7,63..65")
+        raise UsageError(f"--grid: {axis}={word!r}", hint="numbers from 1 on, like 1,7,63..65 or 64+-1")
     return iter(range(int(first), int(last or first) + 1))
 
 
+def axes_of(op: str) -> tuple[str, ...]:
+    """The axes that calls of an operator can be swept over."""
+    batching, parameters = BATCHING.get(op), get_operator(op).parameters
+    has = {
+        "tokens": batching is not None and batching.spans != "width",
+        "batch": batching is not None,
+        "layout": batching is not None and bool(batching.rows),
+        "heads": op in HEADS,
+        "context": op in CONTEXT,
+        "kv": "kv_cache" in parameters,
+        "state": has_state(op),
+    }
+    return tuple(axis for axis in KNOWN_AXES if has.get(axis, True))
+
+
+def check_axes(op: str, grid: Mapping[str, Sequence[Any]]) -> None:
+    """Raises `UsageError` for an axis that the operator does not have, naming those it has."""
+    for axis in grid:
+        if axis not in axes_of(op):
+            raise UsageError(f"--grid: {op} has no {axis} axis", hint=f"it has {', '.join(axes_of(op))}")
+
+
 def sweep(case: Case, grid: Mapping[str, Sequence[Any]]) -> Iterator[Case]:
-    """The case at every point of the grid. Nothing for an operator whose calls have no rows to vary, or no row."""
-    if not units(case):
+    """The case at every point of the grid's axes in `AXES`; nothing for a call without a row where rows are varied.
+
+    Raises `UsageError` as `check_axes` does.
+    """
+    check_axes(case.op, grid)
+    mine = {axis: grid[axis] for axis in AXES if axis in grid}
+    if mine and not units(case) and case.op in BATCHING:
         return
-    for point in itertools.product(*grid.values()):
+    for point in itertools.product(*mine.values()):
         out = case
-        for axis, value in zip(grid, point, strict=True):
+        for axis, value in zip(mine, point, strict=True):
             out = AXES[axis](out, value)
         yield out
 
@@ -53,8 +97,6 @@ def sweep(case: Case, grid: Mapping[str, Sequence[Any]]) -> Iterator[Case]:
 def _tokens(case: Case, tokens: int) -> Case:
     """One sequence of that many tokens, or that many rows; rows are repeated in order where there are too few."""
     batching = BATCHING[case.op]
-    if batching.spans == "width":
-        raise UsageError(f"--grid: {case.op} has no tokens axis", hint="use batch")
     if batching.spans == "one":
         return _batch(case, tokens)
     spans = row_spans(case)
@@ -121,4 +163,27 @@ def _placed(value: Tensor, layout: str) -> Tensor:
     return out.copy_(value)
 
 
-AXES: Mapping[str, Callable[[Case, Any], Case]] = {"tokens": _tokens, "batch": _batch, "layout": _layout}
+AXES: Mapping[str, Callable[[Case, Any], Case]] = {
+    "state": with_state,
+    "heads": with_heads,
+    "context": with_context,
+    "tokens": _tokens,
+    "batch": _batch,
+    "kv": with_cache_dtype,
+    "layout": _layout,
+}
+"""Axes that change a case, in the order in which they do: layouts last, since what comes before makes new tensors."""
+NUMBERS = "numbers"
+KNOWN_AXES: Mapping[str, str | tuple[str, ...]] = {
+    "tokens": NUMBERS,
+    "batch": NUMBERS,
+    "heads": NUMBERS,
+    "context": NUMBERS,
+    "layout": LAYOUTS,
+    "kv": ("auto", *CACHE_DTYPES),
+    "state": STATES,
+    "tactic": "names",
+    "mode": ("eager", "graph"),
+    "start": ("warm", "cold"),
+}
+"""All axes with their values; the last three are ways to run a case (`grid_runs`)."""

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from k3hal.debug.case import Case
 from k3hal.dispatch.assemble import tactics_in_force
 from k3hal.dispatch.device import DeviceDescription
+from k3hal.dispatch.errors import DispatchError, UsageError
 from k3hal.dispatch.operator import Operator
 from k3hal.dispatch.overrides import parse_overrides
 from k3hal.dispatch.provider import DEFAULT, Provider
 from k3hal.dispatch.registry import Registry, default_registry, get_operator
-from k3hal.dispatch.select import REFERENCE, Decision, Selector
+from k3hal.dispatch.select import REFERENCE, Decision, Selector, offered
 
 CURRENT = "current"
 """The name of whatever selection would take."""
@@ -95,3 +96,24 @@ def peer_of(case: Case, target: Target, device: DeviceDescription, registry: Reg
         if provider.id != target.id and provider.answer(case.call(device)):
             return Target.of(provider)
     return None
+
+
+def tactic_names(case: Case, name: str, device: DeviceDescription, wanted: Sequence[str] = ("all",)) -> list[str]:
+    """`name` with each tactic wanted (`all`: those it offers for the case, `default` first), as `find_target` takes it.
+
+    The name alone where it says No. Raises `UsageError` where it has no such tactic.
+    """
+    registry = default_registry()
+    overrides = () if name == CURRENT else parse_overrides(f"{case.op}={name}", "--provider", registry)
+    try:
+        chosen = Selector(registry, overrides, "warn").decide(case.call(device)).chosen
+    except DispatchError:
+        return [name]
+    have = list(offered(chosen, case.call(device))) if chosen else [DEFAULT]
+    for tactic in wanted:
+        if tactic not in ("all", *have):
+            found = chosen.id if chosen else name
+            raise UsageError(f"{found} of {case.op} has no tactic {tactic!r}", hint=f"it has {', '.join(have)}")
+    if chosen is None:
+        return [name]
+    return [f"{chosen.id}:{tactic}" for tactic in (have if "all" in wanted else wanted)]

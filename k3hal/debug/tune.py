@@ -6,15 +6,12 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
-
-from safetensors.torch import save_file
 
 from k3hal.debug.case import Case
 from k3hal.debug.case_file import save_case
+from k3hal.debug.case_files import CaseFiles
 from k3hal.debug.forks import Forks
-from k3hal.debug.golden import golden
 from k3hal.debug.tune_jobs import GATE, MEASURE
 from k3hal.debug.tune_timing import Comparison, compare_rounds
 from k3hal.debug.verdict import Verdict
@@ -22,7 +19,6 @@ from k3hal.dispatch.call import DimValue
 from k3hal.dispatch.device import DeviceDescription
 from k3hal.dispatch.errors import UnsupportedError
 from k3hal.dispatch.provider import DEFAULT, Provider
-from k3hal.dispatch.registry import get_operator
 from k3hal.dispatch.select import offered
 from k3hal.dispatch.tactic_file import load_tactics, tactics_folder, update_tactics
 from k3hal.dispatch.tactics import Fingerprint, Rejection, Tuned, fingerprint
@@ -84,12 +80,17 @@ class Tuner:
         runs = [case for case in cases if provider.answer(case.call(self.device))]
         classes = [case for case in timed if provider.answer(case.call(self.device))]
         dtypes = dict.fromkeys(case.dtype for case in classes)
-        with TemporaryDirectory(prefix="k3hal-tune-") as folder:
-            files = _Files(Path(folder))
+        with CaseFiles() as files:
             return [self._tune(provider, made_for, dtype, runs, classes, files) for dtype in dtypes]
 
     def _tune(
-        self, provider: Provider, made_for: Fingerprint, dtype: str, runs: list[Case], timed: list[Case], files: _Files
+        self,
+        provider: Provider,
+        made_for: Fingerprint,
+        dtype: str,
+        runs: list[Case],
+        timed: list[Case],
+        files: CaseFiles,
     ) -> Result:
         runs, timed = ([case for case in cases if case.dtype == dtype] for cases in (runs, timed))
         tactics = dict.fromkeys(name for case in runs for name in self._offered(provider, case))
@@ -126,7 +127,7 @@ class Tuner:
         return offered(provider, case.call(self.device))
 
     def _prove(
-        self, provider: Provider, tactic: str, cases: list[Case], files: _Files
+        self, provider: Provider, tactic: str, cases: list[Case], files: CaseFiles
     ) -> tuple[Verdict, Case | str] | None:
         """None if the tactic is right on all cases, else the verdict on the first that it is not, and that case (or
         the file of a smaller one)."""
@@ -154,7 +155,7 @@ class Tuner:
         cases: list[Case],
         made_for: Fingerprint,
         proven_on: int,
-        files: _Files,
+        files: CaseFiles,
     ) -> tuple[Tuned, list[Timed], list[Rejection]]:
         """Of the tactics proven right, the one that is fastest on cases of one class by more than noise."""
         first, call = cases[0], cases[0].call(self.device)
@@ -184,35 +185,6 @@ class Tuner:
                 best = (tactic, result.gain, result.noise)
         names = (provider.op, provider.id, first.dtype, first.phase, dict(first.dims))
         return Tuned(*names, made_for, *best, proven_on), timings, rejections
-
-
-class _Files:
-    """The case and golden files that jobs read, each made when it is first asked for."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._made: dict[tuple[int, str], str] = {}
-        self._cases: list[Case] = []
-
-    def case(self, case: Case) -> str:
-        return self._path(case, "k3case", lambda path: save_case(case, path))
-
-    def expected(self, case: Case) -> str:
-        def write(path: Path) -> None:
-            outputs = golden(get_operator(case.op), case.args)
-            save_file({name: value.contiguous().clone() for name, value in outputs.items()}, path)
-
-        return self._path(case, "golden", write)
-
-    def _path(self, case: Case, kind: str, write: Callable[[Path], object]) -> str:
-        key = (id(case), kind)
-        if key not in self._made:
-            # The case is kept, so that no other gets its id.
-            self._cases.append(case)
-            path = self._folder / f"{len(self._made)}.{kind}"
-            write(path)
-            self._made[key] = str(path)
-        return self._made[key]
 
 
 def _classes(cases: Iterable[Case]) -> list[list[Case]]:

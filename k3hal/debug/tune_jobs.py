@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 
 from k3hal.debug.case import Case
 from k3hal.debug.case_file import load_case, save_case
+from k3hal.debug.case_files import load_golden
 from k3hal.debug.check import check
 from k3hal.debug.memory import GuardedCopy
 from k3hal.debug.shrink import shrink
@@ -35,7 +35,7 @@ def gate(report: Report, *, target: str, device: str, cases: list[str], expected
         report({"case": index})
         case = load_case(path)
         found = find_target(case, target, machine)
-        verdict = check(case, found, peer=peer_of(case, found, host), expected=load_file(golden))
+        verdict = check(case, found, peer=peer_of(case, found, host), expected=load_golden(golden))
         if not verdict.ok:
             here = {"case": index, "verdict": verdict.to_json()}
             report(here)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -60,11 +61,11 @@ def compare_rounds(rounds: Sequence[Round]) -> Comparison:
 
     The gain is the median over rounds, so that a slow moment of the machine counts in one round at most. The noise is
     the larger of what three quarters of the rounds stay under between the default's own two times, and half the
-    middle spread of the tactic's ratio.
+    middle spread of the tactic's; both in ratios of times, and put as the share that such a ratio would save.
     """
-    ratios = [mine / ((before + after) / 2) for before, mine, after in rounds]
-    control = [abs(after / before - 1) for before, _, after in rounds]
-    low, _, high = quantiles(ratios, n=4, method="inclusive")
-    noise = max(quantiles(control, n=4, method="inclusive")[2], (high - low) / 2)
+    ratios = [math.log(mine / math.sqrt(before * after)) for before, mine, after in rounds]
+    control = [abs(math.log(after / before)) for before, _, after in rounds]
+    low, middle, high = quantiles(ratios, n=4, method="inclusive")
+    spread = max(quantiles(control, n=4, method="inclusive")[2], (high - low) / 2)
     whole = median((before + after) / 2 for before, _, after in rounds)
-    return Comparison(whole, median(mine for _, mine, _ in rounds), 1 - median(ratios), noise)
+    return Comparison(whole, median(mine for _, mine, _ in rounds), -math.expm1(middle), -math.expm1(-spread))

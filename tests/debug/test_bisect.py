@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Callable
@@ -14,9 +15,13 @@ import torch
 from k3hal.cli import main
 from k3hal.debug.bisect import Finding, differ, save_finding
 from k3hal.debug.case_file import load_case
+from k3hal.debug.check import check
 from k3hal.debug.live import LiveModel
+from k3hal.debug.target import Target
+from k3hal.dispatch import registry as registries
 from k3hal.dispatch.errors import UsageError
 from k3hal.dispatch.observe import observing
+from k3hal.dispatch.registry import Registry, default_registry
 from k3hal.model.write import write_preset
 
 from .faults import Fault
@@ -141,3 +146,46 @@ def test_tiny_in_under_two_minutes(tmp_path: Path) -> None:
     assert found is not None
     assert (found.op, found.layer) == ("kda_decode", 9)
     assert time.monotonic() - begun < 120
+
+
+def _wrong_on_the_right(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    out = x * torch.sigmoid(gate)
+    out[..., out.shape[-1] // 2 :] = 0
+    return out
+
+
+def _right(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    return (x.float() * torch.sigmoid(gate.float())).to(x.dtype)
+
+
+def test_a_planted_wrong_tactic_is_found_on_the_tactic_axis(
+    nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = default_registry()
+    planted = {"tiles": _right, "wide_tiles": _wrong_on_the_right}
+    providers = [dataclasses.replace(p, tactics=planted) if p.op == "sigmoid_gate" else p for p in there.providers]
+    monkeypatch.setattr(registries, "_default", [Registry(dict(there.backends), providers)])
+    (tmp_path / "prompt.json").write_text(json.dumps(TOKENS[:10]))
+    options = ["--prompt", str(tmp_path / "prompt.json"), "--device", "cpu", "--dtype", "float32"]
+    command = ["op", "bisect", str(nano), *options, "--save", str(tmp_path), "--json"]
+    assert main([*command, "--axis", "tactic", "--axis", "layer", "--axis", "phase"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["finding"]["op"], found["finding"]["layer"]) == ("sigmoid_gate", 3)
+    assert found["finding"]["tactic"] == "wide_tiles"
+    assert found["finding"]["provider"].endswith(":wide_tiles")
+    assert found["finding"]["stages"] == ["prefill", "decode"]
+    case = load_case(Path(found["file"]))
+    for name, ok in (("tiles", True), ("wide_tiles", False)):
+        assert check(case, Target("sigmoid_gate", name, planted[name])).ok == ok
+    planted["wide_tiles"] = _right
+    assert main([*command, "--axis", "tactic"]) == 0
+    assert json.loads(capsys.readouterr().out)["diverges"] is False
+
+
+def test_without_tactics_the_axis_is_refused(
+    nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "prompt.json").write_text(json.dumps(TOKENS[:3]))
+    options = ["--prompt", str(tmp_path / "prompt.json"), "--device", "cpu", "--axis", "tactic"]
+    assert main(["op", "bisect", str(nano), *options, "--bad", "reference"]) == 2
+    assert "no provider on the bad side has tactics" in capsys.readouterr().err

@@ -15,6 +15,7 @@ from k3hal.cli import main
 from k3hal.debug.batching import units
 from k3hal.debug.case import Case
 from k3hal.debug.case_file import load_case, save_case
+from k3hal.debug.forks import Outcome
 from k3hal.debug.isolate import check_isolated
 from k3hal.dispatch import registry as registries
 from k3hal.dispatch.registry import Registry, default_registry
@@ -85,7 +86,7 @@ def test_providers_are_compared_with_each_other(run: Run, faulty: ModuleType) ->
 
 def test_an_invariant_by_name_and_all(run: Run) -> None:
     data = _json(run, "compare", "mla_decode", "--sample", "three", "--invariant", "all", "--provider", "reference")
-    assert [row["invariant"] for row in data["results"]] == ["batch", "pad", "decode"]
+    assert [row["invariant"] for row in data["results"]] == ["batch", "pad", "decode", "far"]
     assert run("compare", "mla_decode", "--sample", "three", "--invariant", "split")[0] == 4
 
 
@@ -120,6 +121,45 @@ def test_run_shows_outputs(run: Run, faulty: ModuleType) -> None:
     assert "out " in run("run", "silu_and_mul", "--tag", "tiny")[1]
 
 
+def test_run_takes_tactics_and_isolates_them(run: Run, faulty: ModuleType) -> None:
+    args = ("run", "kda_chunk", "--sample", "three_tokens", "--dtype", "float32", "--tactic", "all", "--no-poison")
+    rows = _json(run, *args, "--isolate", "--cold", "0.01", "--repeat", "3")["results"]
+    assert [row["provider"] for row in rows] == [
+        "cpu.chunked",
+        "cpu.chunked:chunk16",
+        "cpu.chunked:chunk32",
+        "cpu.chunked:chunk128",
+    ]
+    assert not any(row["problems"] for row in rows)
+    plain = _json(run, *args)["results"]
+    assert [row["outputs"] for row in plain] == [row["outputs"] for row in rows]
+
+
+def test_an_isolated_run_that_hangs_is_a_result(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = Outcome("Timeout", None, "did not end within 1 s")
+    monkeypatch.setattr("k3hal.debug.forks.Forks.__enter__", lambda forks: forks)
+    monkeypatch.setattr("k3hal.debug.forks.Forks.__exit__", lambda *_: None)
+    monkeypatch.setattr("k3hal.debug.forks.Forks.run", lambda *_, **__: outcome)
+    code, out, _ = run("run", "silu_and_mul", "--tag", "tiny", "--isolate")
+    assert code == 3
+    assert "Timeout: did not end within 1 s" in out
+
+
+def test_the_grid_varies_how_a_case_is_run(run: Run, faulty: ModuleType) -> None:
+    args = ("compare", "kda_chunk", "--device", "cpu", "--sample", "three_tokens", "--dtype", "float32")
+    rows = _json(run, *args, "--grid", "tactic=default,chunk16;start=warm,cold;mode=eager")["results"]
+    assert [(row["provider"], row["start"], row["status"]) for row in rows] == [
+        ("cpu.chunked", "warm", "Pass"),
+        ("cpu.chunked", "cold", "Pass"),
+        ("cpu.chunked:chunk16", "warm", "Pass"),
+        ("cpu.chunked:chunk16", "cold", "Pass"),
+    ]
+    (row,) = _json(run, *args, "--grid", "mode=graph", code=2)["results"]
+    assert (row["status"], row["problems"]) == ("NotSupported", ["cpu has no graphs"])
+    rows = _json(run, *args, "--grid", "tactic=all", "--invariant", "split")["results"]
+    assert [row["provider"].partition(":")[2] for row in rows] == ["", "chunk16", "chunk32", "chunk128"]
+
+
 def test_replay_judges_what_was_recorded(run: Run, case_of: MakeCase, tmp_path: Path) -> None:
     case = case_of("embed", "repeats", "float32")
     wrong = case.args["weight"][case.args["ids"]] + 1
@@ -140,6 +180,12 @@ def test_replay_judges_what_was_recorded(run: Run, case_of: MakeCase, tmp_path: 
         (("compare", "rms_norm", "--isolate", "--invariant", "batch"), "--isolate does not run invariants"),
         (("compare", "rms_norm", "--device", "h100"), "describes a machine that is not here"),
         (("run", "rms_norm", "--repeat", "0"), "--repeat is 0"),
+        (("run", "rms_norm", "--cold", "-1"), "--cold is -1"),
+        (("run", "rms_norm", "--tactic", "wide"), "has no tactic 'wide'"),
+        (("compare", "rms_norm", "--grid", "heads=3"), "rms_norm has no heads axis"),
+        (("compare", "kda_chunk", "--grid", "tactic=chunk17"), "cpu.chunked of kda_chunk has no tactic 'chunk17'"),
+        (("compare", "rms_norm", "--isolate", "--grid", "start=cold"), "--isolate does not go with the start axis"),
+        (("compare", "rms_norm", "--grid", "start=cold;mode=graph"), "mode=graph does not go with start=cold"),
         (("replay", "no.k3case"), "no.k3case: the case cannot be read"),
     ],
 )

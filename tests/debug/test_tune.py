@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -54,6 +54,15 @@ def backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     return module
 
 
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    """Processes that know the backend too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", ":".join([str(Path(__file__).parent), *filter(None, sys.path)]))
+        with Forks((BACKEND,)) as started:
+            yield started
+
+
 def _provider(name: str) -> Provider:
     return next(p for p in default_registry().of("silu_and_mul") if p.id == f"tactical.{name}")
 
@@ -70,24 +79,24 @@ def _decide(name: str, case: Case) -> Any:
 
 
 def test_faulty_tactics_are_rejected_with_a_case_and_the_faster_right_one_is_taken(
-    backend: ModuleType, monkeypatch: pytest.MonkeyPatch
+    backend: ModuleType, forks: Forks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cases, provider = _cases(), _provider("mixed")
-    with Forks((BACKEND,)) as forks:
-        (result,) = Tuner(CPU, forks, Limits(120.0, 0.1)).tune(provider, cases, cases)
-        rejected = {r.tactic: r for r in result.new}
-        assert rejected.keys() == backend.WRONG.keys()
-        assert {name: r.status for name, r in rejected.items() if r.status != "Fail"} == {"crash": "Crash"}
-        assert "SIGABRT" in rejected["crash"].reason
-        assert "finite" in rejected["nan_tile"].reason
-        assert {entry.tactic for entry in result.tuned} == {"faster"}
-        assert all(entry.gain > max(entry.noise, LEAST_GAIN) for entry in result.tuned)
-        for name in ("wrong_and_fast", "nan_tile", "unwritten"):
-            case = load_case(rejected[name].case)
-            target = Target("silu_and_mul", name, backend.WRONG[name])
-            assert check(case, target).status == "Fail"
-        (again,) = Tuner(CPU, forks, Limits(120.0, 0.1)).tune(provider, cases, cases[:1])
-        assert (again.new, {r.tactic for r in again.known}) == ((), backend.WRONG.keys())
+    tuner = Tuner(CPU, forks, Limits(120.0, 0.1))
+    (result,) = tuner.tune(provider, cases, cases)
+    rejected = {r.tactic: r for r in result.new}
+    assert rejected.keys() == backend.WRONG.keys()
+    assert {name: r.status for name, r in rejected.items() if r.status != "Fail"} == {"crash": "Crash"}
+    assert "SIGABRT" in rejected["crash"].reason
+    assert "finite" in rejected["nan_tile"].reason
+    assert {entry.tactic for entry in result.tuned} == {"faster"}
+    assert all(entry.gain > max(entry.noise, LEAST_GAIN) for entry in result.tuned)
+    for name in ("wrong_and_fast", "nan_tile", "unwritten"):
+        case = load_case(rejected[name].case)
+        target = Target("silu_and_mul", name, backend.WRONG[name])
+        assert check(case, target).status == "Fail"
+    (again,) = tuner.tune(provider, cases, cases[:1])
+    assert (again.new, {r.tactic for r in again.known}) == ((), backend.WRONG.keys())
     decision = _decide("mixed", cases[0])
     assert decision.function() is backend.faster
     assert decision.tactic_source.startswith("tuned: ")
@@ -95,15 +104,14 @@ def test_faulty_tactics_are_rejected_with_a_case_and_the_faster_right_one_is_tak
     assert _decide("mixed", cases[0]).tactic_source == "no longer tuned: the provider's source changed"
 
 
-def test_a_hang_is_a_rejection_and_a_wrong_default_tunes_nothing(backend: ModuleType) -> None:
+def test_a_hang_is_a_rejection_and_a_wrong_default_tunes_nothing(backend: ModuleType, forks: Forks) -> None:
     cases = _cases()[:1]
-    with Forks((BACKEND,)) as forks:
-        tuner = Tuner(CPU, forks, Limits(2.5, 0.01))
-        (result,) = tuner.tune(_provider("hanging"), cases, cases)
-        assert [(r.tactic, r.status) for r in result.new] == [("hang", "Timeout")]
-        assert load_case(result.new[0].case).op == "silu_and_mul"
-        assert [entry.tactic for entry in result.tuned] == [DEFAULT]
-        (result,) = tuner.tune(_provider("broken"), cases, cases)
+    tuner = Tuner(CPU, forks, Limits(2.5, 0.01))
+    (result,) = tuner.tune(_provider("hanging"), cases, cases)
+    assert [(r.tactic, r.status) for r in result.new] == [("hang", "Timeout")]
+    assert load_case(result.new[0].case).op == "silu_and_mul"
+    assert [entry.tactic for entry in result.tuned] == [DEFAULT]
+    (result,) = tuner.tune(_provider("broken"), cases, cases)
     assert result.failed.startswith("the default tactic is not right: Fail on ")
     assert (result.tuned, result.new) == ((), ())
     assert _decide("hanging", cases[0]).tactic == DEFAULT
@@ -140,8 +148,8 @@ def test_a_wrong_one_never_wins_however_fast(wrong: set[str], speed: dict[str, f
         patch.setattr("k3hal.debug.tune.update_tactics", lambda change: change(TacticCache()))
         patch.setattr("k3hal.debug.tune.load_tactics", TacticCache)
         patch.setattr("k3hal.debug.tune._keep", lambda case, name: Path(name))
-        patch.setattr("k3hal.debug.tune._Files.case", lambda files, case: case.id)
-        patch.setattr("k3hal.debug.tune._Files.expected", lambda files, case: case.id)
+        patch.setattr("k3hal.debug.tune.CaseFiles.case", lambda files, case: case.id)
+        patch.setattr("k3hal.debug.tune.CaseFiles.expected", lambda files, case: case.id)
         (provider,) = (p for p in getattr(module.mixed, registries.ATTRIBUTE) if p.name == "mixed")
         script, case = _Script(wrong, speed), _cases()[0]
         tuner = Tuner(CPU, script)  # pyright: ignore[reportArgumentType]
