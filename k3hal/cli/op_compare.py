@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -64,7 +65,7 @@ def compare(
     Exits with 1 on a mismatch, 2 if nothing ran, 3 on a crash or a hang.
     """
     from k3hal.debug.compare import BAD, How, save_smallest
-    from k3hal.debug.verdict import exit_code
+    from k3hal.debug.verdict import STATUSES, exit_code
 
     if not 1 <= seeds <= MAX_SEEDS:
         raise UsageError(f"--seeds is {seeds}", hint=f"from 1 to {MAX_SEEDS}")
@@ -84,6 +85,8 @@ def compare(
     if as_json:
         _report(op, how, verdicts, files)
     else:
+        counts = Counter(verdict.status for verdict in verdicts)
+        typer.echo(", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status]) or "nothing to compare")
         for name, file in files.items():
             typer.echo(f"{name}: smallest failing case in {file}")
     return exit_code([verdict.status for verdict in verdicts])
