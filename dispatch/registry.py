@@ -13,11 +13,10 @@ from typing import Any
 
 from k3hal.dispatch.errors import BackendError, UsageError
 from k3hal.dispatch.operator import Operator, with_defaults
-from k3hal.dispatch.provider import ATTRIBUTE, DEFAULT, RESERVED, Backend, Functions, Provider
+from k3hal.dispatch.provider import ATTRIBUTE, DEFAULT, ENTRY_POINT_GROUP, RESERVED, Backend, Functions, Provider
 from k3hal.dispatch.words import nearest
 
 BUILTIN = "k3hal.backends"
-ENTRY_POINT_GROUP = "k3hal.backends"
 
 
 def operator_names() -> tuple[str, ...]:

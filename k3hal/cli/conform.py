@@ -121,7 +121,7 @@ def _print(report: dict[str, Any], out: Path) -> None:
         elif one["levels"]:
             typer.echo(f"{one['op']:<20} {one['provider']:<24} {one['level']}  {passed}/{of}")
     if missing:
-        typer.echo(f"{missing} operators without a provider of {backend} that runs here")
+        typer.echo(f"operators without a provider of {backend} that runs here: {missing}")
     for check in report["checks"]:
         if check["status"] in ("Fail", "Crash", "Timeout"):
             why = [*check["problems"], *(f"{t['name']}: {t['problem']}" for t in check["tensors"] if t["problem"])]

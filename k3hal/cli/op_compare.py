@@ -81,12 +81,13 @@ def compare(
             failures.append((one, verdict))
         if not as_json:
             print_verdict(verdict)
+    if not as_json:
+        counts = Counter(verdict.status for verdict in verdicts)
+        typer.echo(", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status]) or "nothing to do")
     files = save_smallest(failures, how, save, lambda text: typer.echo(text, err=True))
     if as_json:
         _report(op, how, verdicts, files)
     else:
-        counts = Counter(verdict.status for verdict in verdicts)
-        typer.echo(", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status]) or "nothing to compare")
         for name, file in files.items():
             typer.echo(f"{name}: smallest failing case in {file}")
     return exit_code([verdict.status for verdict in verdicts])

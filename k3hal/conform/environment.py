@@ -62,12 +62,12 @@ def statement() -> Statement:
     created = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     if root is None:
         return Statement(__version__, "", False, created)
-    commit = _git(root, "rev-parse", "HEAD")
-    changed = _git(root, "status", "--porcelain", "--", *SOURCES)
+    commit = git_output(root, "rev-parse", "HEAD")
+    changed = git_output(root, "status", "--porcelain", "--", *SOURCES)
     return Statement(__version__, commit or "", changed != "", created)
 
 
-def _git(root: Path, *words: str) -> str | None:
+def git_output(root: Path, *words: str) -> str | None:
     """What git prints; None where it is not installed or fails, and so what it would say is not known."""
     try:
         done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False, timeout=60)

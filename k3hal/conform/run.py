@@ -27,6 +27,7 @@ from k3hal.conform.pool import Lane, Limits, Outcome
 from k3hal.conform.result import RESULT_STATUSES, CheckResult
 from k3hal.conform.selection import EVERYTHING, Candidate, Selection, candidates, registry_with
 from k3hal.conform.sources import source_hash
+from k3hal.conform.vendor_packages import vendor_packages
 from k3hal.conform.waivers import apply_waivers, read_waivers
 from k3hal.conform.worker import Task
 from k3hal.dispatch.probe import probe
@@ -76,6 +77,7 @@ def run(selection: Selection, out: Path, how: How, note: Note) -> dict[str, Any]
         report = {
             "schema": SCHEMA,
             "statement": said.to_json(),
+            "packages": vendor_packages({c.backend for rows in found.values() for c in rows}),
             "device": device_json(device),
             "versions": versions(device, registry, {c.backend for rows in found.values() for c in rows}),
             "env": variables(os.environ),

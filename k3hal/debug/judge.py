@@ -86,7 +86,7 @@ def _dtype_problem(actual: Tensor, wanted: torch.dtype) -> str:
 
 
 def largest_error(actual: Tensor, golden: Tensor) -> str:
-    """Where the largest error is and what stands there, in words; a value that is finite on one side only comes first."""
+    """Where the largest error is and what stands there, in words; what is finite on one side only comes first."""
     if actual.shape != golden.shape or not actual.numel() or not actual.ndim:
         return ""
     a, g = actual.detach().double(), golden.detach().double()
