@@ -81,9 +81,8 @@ def compare(
     files = save_smallest(failures, how, save, lambda text: typer.echo(text, err=True))
     if as_json:
         _report(op, how, verdicts, files)
-    else:
-        for name, file in files.items():
-            typer.echo(f"{name}: smallest failing case in {file}")
+    for name, file in files.items() if not as_json else ():
+        typer.echo(f"{name}: smallest failing case in {file}")
     return exit_code([verdict.status for verdict in verdicts])
 
 
