@@ -22,6 +22,7 @@ import pytest
 
 import k3hal
 from k3hal.conform.environment import statement
+from k3hal.dispatch.cache_dir import cache_dir
 
 from .console import mismatch, run_session, session
 
@@ -40,6 +41,11 @@ class Reader:
     def __init__(self, home: Path) -> None:
         self.home, self.cwd = home, home
         self._socket = home / "k3hal.sock"
+        # Compiled code is named by its sources: what this machine has need not be compiled again.
+        native = cache_dir() / "native"
+        native.mkdir(parents=True, exist_ok=True)
+        (home / "cache" / "k3hal").mkdir(parents=True)
+        (home / "cache" / "k3hal" / "native").symlink_to(native)
         self._server: subprocess.Popen[bytes] | None = None
         python = _environment_with_k3hal(home / "env")
         command = python.with_name("k3hal")
