@@ -65,7 +65,7 @@ def compare(
     Exits with 1 on a mismatch, 2 if nothing ran, 3 on a crash or a hang.
     """
     from k3hal.debug.compare import BAD, How, save_smallest
-    from k3hal.debug.verdict import STATUSES, exit_code
+    from k3hal.debug.verdict import exit_code
 
     if not 1 <= seeds <= MAX_SEEDS:
         raise UsageError(f"--seeds is {seeds}", hint=f"from 1 to {MAX_SEEDS}")
@@ -79,15 +79,22 @@ def compare(
             failures.append((one, verdict))
         if not as_json:
             print_verdict(verdict)
-    if not as_json:
-        counts = Counter(verdict.status for verdict in verdicts)
-        typer.echo(", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status]) or "nothing to do")
     files = save_smallest(failures, how, save, lambda text: typer.echo(text, err=True))
     if as_json:
         _report(op, how, verdicts, files)
-    for name, file in files.items() if not as_json else ():
-        typer.echo(f"{name}: smallest failing case in {file}")
+    else:
+        _print_end(verdicts, files)
     return exit_code([verdict.status for verdict in verdicts])
+
+
+def _print_end(verdicts: Sequence[Verdict], files: Mapping[str, Path]) -> None:
+    """How many verdicts have each status, from best to worst, and what was kept."""
+    from k3hal.debug.verdict import STATUSES
+
+    counts = Counter(verdict.status for verdict in verdicts)
+    typer.echo(", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status]) or "nothing to compare")
+    for name, file in files.items():
+        typer.echo(f"{name}: smallest failing case in {file}")
 
 
 def _axes(op: str, grid: str, isolate: bool, invariant: bool) -> dict[str, tuple[Any, ...]]:

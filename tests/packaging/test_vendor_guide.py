@@ -134,6 +134,12 @@ def _follow(reader: Reader, *, nightly: bool) -> None:
             assert not problems, f"vendor.md:{line}:\n" + "\n".join(problems)
 
 
+def test_the_page_shows_the_files_of_the_example() -> None:
+    # Of a file that is shown twice, a wrong one and then a right one, the last is the example's.
+    shown = {step["path"]: step["text"] for step in _STEP.finditer(GUIDE.read_text("utf-8")) if step["path"]}
+    assert shown == {str(path.relative_to(EXAMPLE)): path.read_text("utf-8") for path in _files(EXAMPLE)}
+
+
 def test_the_guide_works_as_written_and_ends_at_the_example(tmp_path: Path) -> None:
     with _reader(tmp_path) as reader:
         _follow(reader, nightly=False)
