@@ -13,8 +13,8 @@ FEW_ROWS = 256
 """Up to here, about two rows a multiprocessor, latency is what counts and not bandwidth."""
 
 
-def _with(held: bool | None, warps: int, stages: int) -> Callable[..., Tensor]:
-    """`held` None: by the number of rows. fp32 rows and more blocks than K3 has do not fit the registers."""
+def _with(held: bool | None, warps: int = 8, stages: int = 3) -> Callable[..., Tensor]:
+    """`held` None: by the number of rows. What cannot be held is streamed in either case."""
 
     def attn_res_mix(
         prefix: Tensor,
@@ -30,10 +30,9 @@ def _with(held: bool | None, warps: int, stages: int) -> Callable[..., Tensor]:
     ) -> Tensor:
         launch = kernels("attn_res_mix")
         hold = prefix.shape[0] <= FEW_ROWS if held is None else held
-        hold = hold and num_blocks <= launch.MOST_HELD and prefix.element_size() == 2
+        hold = hold and launch.can_hold(prefix, delta, blocks, num_blocks, key_weight, out_weight)
         return launch.attn_res_mix(
-            prefix, delta, blocks, num_blocks, reset, store, key_weight, out_weight, eps, out_eps, hold,
-            16 if hold else warps, stages,
+            prefix, delta, blocks, num_blocks, reset, store, key_weight, out_weight, eps, out_eps, hold, warps, stages,
         )  # fmt: skip
 
     return attn_res_mix
@@ -46,7 +45,7 @@ attn_res_mix = provides(
     supports=runs,
     graph_safe=True,
     tactics={
-        "held": _with(True, 16, 1),
+        "held": _with(True),
         **{f"streamed{w}x{s}": _with(False, w, s) for w, s in ((4, 2), (8, 1), (8, 2), (16, 1), (16, 2), (16, 3))},
     },
-)(_with(None, 8, 3))
+)(_with(None))
