@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from k3hal.conform.end_to_end import EndToEnd, end_to_end_isolated
-from k3hal.conform.environment import checkout, device_json, statement, variables, versions
+from k3hal.conform.environment import device_json, statement, variables, versions
 from k3hal.conform.levels import dtypes_measured, level_rows, overall
 from k3hal.conform.measure import measure_isolated
 from k3hal.conform.must_pass import must_pass
@@ -26,6 +26,7 @@ from k3hal.conform.policy import policy_classes, policy_hash
 from k3hal.conform.pool import Lane, Limits, Outcome
 from k3hal.conform.result import RESULT_STATUSES, CheckResult
 from k3hal.conform.selection import EVERYTHING, Candidate, Selection, candidates, registry_with
+from k3hal.conform.source_state import source_root
 from k3hal.conform.sources import source_hash
 from k3hal.conform.waivers import apply_waivers, read_waivers
 from k3hal.conform.worker import Task
@@ -51,7 +52,7 @@ class How:
 
 def expectations(vendor: str) -> Path | None:
     """The checkout's waivers for a vendor, where there are any."""
-    root = checkout()
+    root = source_root()
     path = root / "ci" / "expectations" / f"{vendor}.toml" if root else None
     return path if path and path.exists() else None
 
