@@ -81,8 +81,12 @@ class Registry:
 
 
 def _modules(module: ModuleType) -> Iterator[ModuleType]:
+    """A backend and its provider files: modules of the package itself whose names begin with no underscore. What lies
+    in sub-packages (kernels, say) may import what is not installed."""
     yield module
-    for info in pkgutil.walk_packages(getattr(module, "__path__", ()), f"{module.__name__}."):
+    for info in pkgutil.iter_modules(getattr(module, "__path__", ()), f"{module.__name__}."):
+        if info.ispkg or info.name.rpartition(".")[2].startswith("_"):
+            continue
         try:
             yield importlib.import_module(info.name)
         except Exception as error:

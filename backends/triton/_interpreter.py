@@ -15,7 +15,7 @@ _BITS = {1: torch.uint8, 2: torch.uint16}
 
 def mend() -> None:
     """Change the interpreter's casts and `tl.dot`. Call once."""
-    builder = interpreter.InterpreterBuilder
+    builder: Any = interpreter.InterpreterBuilder
     cast, dot = builder.cast_impl, builder.create_dot
 
     def cast_impl(self: Any, source: Any, target: Any) -> Any:
@@ -26,7 +26,8 @@ def mend() -> None:
     def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
         return dot(self, _wide(a), _wide(b), *rest)
 
-    builder.cast_impl, builder.create_dot = cast_impl, create_dot
+    for method in (cast_impl, create_dot):
+        setattr(builder, method.__name__, method)
 
 
 def _cast(source: Any, target: Any) -> Any | None:

@@ -33,7 +33,7 @@ def kernels(name: str) -> ModuleType:
 def _mend_interpreter() -> None:
     """Triton's interpreter (seen in 3.6 to 3.9) multiplies the bit patterns of bfloat16 operands in `tl.dot`, and
     rounds fp32 to bfloat16 and fp8 towards zero or away from it at ties, where every GPU rounds to nearest even."""
-    import triton
+    from triton import knobs
 
-    if triton.knobs.runtime.interpret:
+    if knobs.runtime.interpret:
         import_module("k3hal.backends.triton._interpreter").mend()

@@ -68,8 +68,6 @@ def compare(
 
     if not 1 <= seeds <= MAX_SEEDS:
         raise UsageError(f"--seeds is {seeds}", hint=f"from 1 to {MAX_SEEDS}")
-    if isolate and invariant:
-        raise UsageError("--isolate does not run invariants", hint="give one of --isolate and --invariant")
     axes = _axes(op, grid, isolate, bool(invariant))
     how = How(present(device), against, isolate, timeout)
     cases = cases_of(op, names=sample, tags=tag, dtypes=dtype, files=case, seeds=range(seeds))
@@ -83,9 +81,8 @@ def compare(
     files = save_smallest(failures, how, save, lambda text: typer.echo(text, err=True))
     if as_json:
         _report(op, how, verdicts, files)
-    else:
-        for name, file in files.items():
-            typer.echo(f"{name}: smallest failing case in {file}")
+    for name, file in files.items() if not as_json else ():
+        typer.echo(f"{name}: smallest failing case in {file}")
     return exit_code([verdict.status for verdict in verdicts])
 
 
@@ -95,6 +92,8 @@ def _axes(op: str, grid: str, isolate: bool, invariant: bool) -> dict[str, tuple
     from k3hal.debug.grid_runs import ways_of
     from k3hal.dispatch.registry import get_operator
 
+    if isolate and invariant:
+        raise UsageError("--isolate does not run invariants", hint="give one of --isolate and --invariant")
     axes = parse_grid(grid)
     check_axes(get_operator(op).name, axes)
     if "graph" in axes.get("mode", ()) and axes.get("start", ("warm",)) != ("warm",):
