@@ -51,8 +51,8 @@ def source_state(root: Path) -> SourceState:
 
 def write_state(root: Path) -> SourceState:
     """Write what git says. Raises `InputError` where there is no git."""
-    now = source_state(root)
-    if not (root / ".git").exists() or not now.commit:
+    now = source_state(root) if (root / ".git").exists() else SourceState("", True)
+    if not now.commit:
         raise InputError(f"{root}: git does not say which commit this is", hint="write the state in the checkout")
     state = SourceState(now.commit, now.dirty, digest(root))
     (root / STATE).write_text(json.dumps(asdict(state)) + "\n", "utf-8")
