@@ -22,6 +22,14 @@ def runs(call: Call) -> Answer:
     return No("on a CPU it needs Triton's interpreter: TRITON_INTERPRET=1")
 
 
+def cache_supported(call: Call) -> Answer:
+    """Whether kernels of the paged MLA cache run: of the activation dtype, or fp8."""
+    kind = call.dims.get("kv_dtype", call.dtype)
+    if kind not in (call.dtype, "float8_e4m3fn"):
+        return No(f"needs kv_dtype {call.dtype} or float8_e4m3fn, this is {kind}")
+    return runs(call)
+
+
 @cache
 def kernels(name: str) -> ModuleType:
     """The kernel module `backends/triton/kernels/<name>.py`."""
