@@ -46,7 +46,7 @@ def _attend(
     q_row, q_head, page_stride, table_row, count, scale, max_splits,
     HEADS: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_BATCH: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr,
-    ROWS: tl.constexpr, CHUNK: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, CHUNK: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Every program takes every so manieth (sequence, chunk, block of heads): idle programs cost nothing."""
     HEAD_BLOCKS: tl.constexpr = (HEADS + BLOCK_H - 1) // BLOCK_H
@@ -89,14 +89,14 @@ def _attend(
                 entry = cache + (page_of * page_stride + position % PAGE * ENTRY)[:, None]
             latent = tl.load(entry + ranks[None, :], live[:, None] & (ranks[None, :] < RANK), 0.0).to(kind)
             rope = tl.load(entry + RANK + ropes[None, :], live[:, None] & (ropes[None, :] < ROPE), 0.0).to(kind)
-            scores = tl.dot(latent, q_latent, input_precision=PRECISION)
-            scores = tl.dot(rope, q_rope, scores, input_precision=PRECISION)
+            scores = tl.dot(latent, q_latent, input_precision="ieee")
+            scores = tl.dot(rope, q_rope, scores, input_precision="ieee")
             scores = tl.where(live[:, None], scores * scale, -float("inf"))
             higher = tl.maximum(top, tl.max(scores, 0))
             weights = tl.exp2(scores - higher[None, :])
             fade = tl.exp2(top - higher)
             total = total * fade + tl.sum(weights, 0)
-            acc = tl.dot(tl.trans(latent), weights.to(kind), acc * fade[None, :], input_precision=PRECISION)
+            acc = tl.dot(tl.trans(latent), weights.to(kind), acc * fade[None, :], input_precision="ieee")
             top = higher
         acc = acc / tl.where(total > 0, total, 1.0)[None, :]
         inside = (heads[None, :] < HEADS) & (ranks[:, None] < RANK)
@@ -165,7 +165,7 @@ def mla_decode(
         q.stride(0), q.stride(1), kv_cache.stride(0), page_table.stride(0), count, scale * LOG2_E, max_splits,
         heads, kv_lora, entry - kv_lora, page,
         triton.next_power_of_2(count), block_h, block_r, max(triton.next_power_of_2(entry - kv_lora), 16),
-        tiling.rows, tiling.chunk, tiling.splits, tiling.stages, "ieee" if q.dtype == torch.float32 else "tf32",
+        tiling.rows, tiling.chunk, tiling.splits, tiling.stages,
         num_warps=tiling.warps,
     )  # fmt: skip
     if max_splits > 1:
