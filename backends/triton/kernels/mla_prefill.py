@@ -125,7 +125,7 @@ def _attend(
         index = (block - tl.sum(tl.where(batch < n, blocks, 0), 0)) * QUERIES
         i = index + tl.arange(0, QUERIES)
         live, token = start + i < stop, (start + i).to(tl.int64)
-        real = live & (n < count)
+        real = start + i < tl.where(n < count, stop, 0)
         sees = tl.where(real, context + i + 1, 0)
         limit = tl.max(sees, 0)
         if FIRST or limit > begin:
