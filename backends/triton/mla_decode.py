@@ -13,17 +13,24 @@ from k3hal.dispatch.call import Call
 # rows of a tile, warps, stages, least rows of a chunk, most chunks of a sequence, programs a processor
 Shape = tuple[int, int, int, int, int, int]
 OTHER_TILINGS: Mapping[str, Shape] = {
-    "rows32_s4": (32, 4, 4, 512, 256, 1),
-    "rows32_s3_chunk1024": (32, 4, 3, 1024, 128, 2),
-    "rows32_s3_chunk256": (32, 4, 3, 256, 256, 2),
-    "rows64_s2": (64, 4, 2, 512, 256, 1),
-    "rows64_s3": (64, 4, 3, 512, 256, 1),
-    "rows64_w8": (64, 8, 3, 1024, 128, 1),
-    "rows16_s6": (16, 4, 6, 512, 256, 2),
+    "chunk256": (32, 4, 3, 256, 256, 2),
+    "chunk1024": (32, 4, 3, 1024, 128, 2),
+    "stages4": (32, 4, 4, 1024, 128, 1),
+    "stages5": (32, 4, 5, 1024, 128, 1),
+    "warps8": (32, 8, 3, 512, 256, 2),
+    "rows16": (16, 4, 6, 512, 256, 2),
+    "rows64": (64, 4, 2, 1024, 128, 1),
 }
-DEFAULT_TILING: Shape = (32, 4, 3, 512, 256, 2)
-WIDE_TILING: Shape = (16, 4, 1, 512, 256, 2)
-"""For fp32, which no matrix unit multiplies exactly."""
+"""For devices of 160 KiB of shared memory a program or more; others have one tiling that fits."""
+
+
+def _default(q: Tensor) -> Shape:
+    from k3hal.backends.triton.kernels.programs import shared_memory
+
+    if q.element_size() == 4:  # No matrix unit multiplies fp32 exactly.
+        return (16, 8, 1, 512, 256, 2)
+    warps = 4 if q.shape[1] <= 16 else 8
+    return (32, warps, 3 if shared_memory(q.device) > 112 << 10 else 1, 512, 256, 2)
 
 
 def _tiled(shape: Shape | None = None) -> Callable[..., Tensor]:
@@ -32,14 +39,16 @@ def _tiled(shape: Shape | None = None) -> Callable[..., Tensor]:
     ) -> Tensor:
         """See the operator."""
         kernel = kernels("mla_decode")
-        tiling = kernel.Tiling(*(shape or (WIDE_TILING if q.element_size() == 4 else DEFAULT_TILING)))
+        tiling = kernel.Tiling(*(shape or _default(q)))
         return kernel.mla_decode(q, kv_cache, page_table, seq_lens, scale, kv_lora, tiling)
 
     return mla_decode
 
 
 def _tactics(call: Call) -> Mapping[str, Callable[..., Tensor]]:
-    return {} if call.dtype == "float32" else {name: _tiled(shape) for name, shape in OTHER_TILINGS.items()}
+    if call.dtype == "float32" or call.device.arch == "gfx942":
+        return {}
+    return {name: _tiled(shape) for name, shape in OTHER_TILINGS.items()}
 
 
 mla_decode = provides(

@@ -10,18 +10,22 @@ from k3hal.backends.triton._triton import NEEDS, cache_supported, kernels
 from k3hal.dispatch import provides
 from k3hal.dispatch.call import Call
 
-SCRATCH = 1 << 30
+SCRATCH, LITTLE_SCRATCH = 1 << 30, 1 << 16
 # queries and keys of a tile, warps, stages
 Shape = tuple[int, int, int, int]
 OTHER_TILINGS: Mapping[str, Shape] = {
-    "q128_k64_w4": (128, 64, 4, 3),
-    "q128_k128": (128, 128, 8, 2),
-    "q128_k64_s2": (128, 64, 8, 2),
-    "q64_k64": (64, 64, 4, 3),
+    "stages2": (128, 64, 8, 2),
+    "keys128": (128, 128, 8, 2),
+    "queries64": (64, 64, 4, 2),
 }
-DEFAULT_TILING: Shape = (128, 64, 8, 3)
-WIDE_TILING: Shape = (16, 32, 4, 1)
-"""For fp32, which no matrix unit multiplies exactly."""
+
+
+def _default(q: Tensor) -> Shape:
+    from k3hal.backends.triton.kernels.programs import shared_memory
+
+    if q.element_size() == 4:  # No matrix unit multiplies fp32 exactly.
+        return (16, 32, 4, 1)
+    return (128, 64, 8, 3) if shared_memory(q.device) > 176 << 10 else (64, 32, 4, 2)
 
 
 def _tiled(shape: Shape | None = None, scratch: int = SCRATCH) -> Callable[..., Tensor]:
@@ -37,16 +41,20 @@ def _tiled(shape: Shape | None = None, scratch: int = SCRATCH) -> Callable[..., 
     ) -> Tensor:
         """See the operator."""
         kernel = kernels("mla_prefill")
-        tiling = kernel.Tiling(*(shape or (WIDE_TILING if q.element_size() == 4 else DEFAULT_TILING)), scratch)
+        tiling = kernel.Tiling(*(shape or _default(q)), scratch)
         return kernel.mla_prefill(q, kv_cache, page_table, cu_seqlens, context_lens, w_uk, w_uv, scale, tiling)
 
     return mla_prefill
 
 
 def _tactics(call: Call) -> Mapping[str, Callable[..., Tensor]]:
-    # A scratch that holds few positions at once is for memory that is short, and for tests of what passes on.
-    little = {"little_scratch": _tiled(scratch=1 << 16)}
-    return little if call.dtype == "float32" else {name: _tiled(shape) for name, shape in OTHER_TILINGS.items()}
+    # Little scratch is for where memory is short; it also shows what passes from window to window.
+    little = {"little_scratch": _tiled(scratch=LITTLE_SCRATCH)}
+    if call.device.vendor == "cpu":
+        return little
+    if call.dtype == "float32" or call.device.vendor == "amd":
+        return {}
+    return {name: _tiled(shape) for name, shape in OTHER_TILINGS.items()}
 
 
 mla_prefill = provides(

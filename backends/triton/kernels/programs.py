@@ -1,17 +1,31 @@
-"""How many programs a device holds at once."""
+"""What a launch may use of a device: how many programs it holds at once, and how much shared memory each."""
 
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import torch
 
-INTERPRETED = 8
+INTERPRETED = {"multiprocessor_count": 4, "max_shared_mem": 1 << 30}
 
 
 @cache
-def resident(device: torch.device, per_processor: int) -> int:
-    """The programs of a launch that all run at the same time; a fixed few under the interpreter."""
+def _properties(device: torch.device) -> dict[str, Any]:
+    """As Triton's driver tells them; those of no device in particular under the interpreter."""
     if device.type == "cpu":
         return INTERPRETED
-    return torch.cuda.get_device_properties(device).multi_processor_count * per_processor
+    from triton.runtime import driver
+
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return driver.active.utils.get_device_properties(index)
+
+
+def resident(device: torch.device, per_processor: int) -> int:
+    """The programs of a launch that all run at the same time, where a processor holds so many."""
+    return int(_properties(device)["multiprocessor_count"]) * per_processor
+
+
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that one program may have."""
+    return int(_properties(device)["max_shared_mem"])
