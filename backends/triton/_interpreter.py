@@ -16,17 +16,21 @@ _BITS = {1: torch.uint8, 2: torch.uint16}
 def mend() -> None:
     """Change the interpreter's casts and `tl.dot`. Call once."""
     builder: Any = interpreter.InterpreterBuilder
-    cast, dot = builder.cast_impl, builder.create_dot
+    cast, convert, dot = builder.cast_impl, builder.create_fp_to_fp, builder.create_dot
 
     def cast_impl(self: Any, source: Any, target: Any) -> Any:
         # A handle is true or false by its values.
         narrow = _cast(source, target.scalar)
         return cast(self, source, target) if narrow is None else narrow
 
+    def create_fp_to_fp(self: Any, source: Any, target: Any, rounding: Any) -> Any:
+        narrow = _cast(source, target.scalar)
+        return convert(self, source, target, rounding) if narrow is None else narrow
+
     def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
         return dot(self, _wide(a), _wide(b), *rest)
 
-    for method in (cast_impl, create_dot):
+    for method in (cast_impl, create_fp_to_fp, create_dot):
         setattr(builder, method.__name__, method)
 
 
