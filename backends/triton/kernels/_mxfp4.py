@@ -1,0 +1,31 @@
+"""Packed MXFP4 words (`backends/triton/_mxfp4.py` defines the layout) to bfloat16, in registers."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def fields(words, J: tl.constexpr):
+    """Code J of each half of the words as bfloat16 bits: sign in bit 15, the rest in bits 8 to 6."""
+    if J == 0:
+        pairs = words & -0x7E3F7E40
+    elif J == 1:
+        pairs = (words << 5 & -0x7FFF8000) | (words << 3 & 0x01C001C0)
+    elif J == 2:
+        pairs = words << 6 & -0x7E3F7E40
+    else:
+        pairs = (words << 1 & -0x7FFF8000) | (words >> 5 & 0x01C001C0)
+    return pairs
+
+
+@triton.jit
+def columns(words, scales, J: tl.constexpr, ROWS: tl.constexpr):
+    """Columns 32 J to 32 J + 31 of a block as bfloat16 [ROWS, 32], times 2^-16; words [ROWS, 16], scales [ROWS]."""
+    pairs = fields(words, J)
+    # Subnormals: exponent 0 to 3 with one bit of mantissa is what E2M1 is.
+    low, high = pairs.to(tl.int16), (pairs >> 16).to(tl.int16)
+    values = tl.reshape(tl.join(low, high), [ROWS, 32]).to(tl.bfloat16, bitcast=True)
+    factor = ((scales >> 8 * J & 255) << 7).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    return values * factor[:, None]
