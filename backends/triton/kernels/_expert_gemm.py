@@ -81,7 +81,7 @@ def _words(n, BLOCKS: tl.constexpr):
 
 
 @triton.jit
-def _packed_dot(total, w, scales, n, inputs, live, K: tl.constexpr, BN: tl.constexpr):
+def _packed_dot(total, w, scales, n, inputs, live, K: tl.constexpr, BN: tl.constexpr, PTX: tl.constexpr):
     """total + w[n] @ inputs, times 2^-16."""
     BLOCKS: tl.constexpr = (K + 127) // 128
     word, scale = _words(n, BLOCKS)
@@ -90,14 +90,15 @@ def _packed_dot(total, w, scales, n, inputs, live, K: tl.constexpr, BN: tl.const
         for j in tl.static_range(4):
             k = block * 128 + 32 * j + tl.arange(0, 32)
             x = tl.load(inputs + k[:, None], _depth(k, live, K, 128), 0.0)
-            tile = columns(words, factors, j, BN).to(x.dtype)
+            tile = columns(words, factors, j, BN, PTX).to(x.dtype)
             total = tl.dot(tile, x, total, input_precision="ieee")
     return total
 
 
 @triton.jit
 def _packed_dots(
-    gate, up, w, scales, n, INNER: tl.constexpr, inputs, live, K: tl.constexpr, BN: tl.constexpr
+    gate, up, w, scales, n, INNER: tl.constexpr, inputs, live, K: tl.constexpr, BN: tl.constexpr,
+    PTX: tl.constexpr,
 ):  # fmt: skip
     """gate + w[n] @ inputs and up + w[n + INNER] @ inputs, times 2^-16."""
     BLOCKS: tl.constexpr = (K + 127) // 128
@@ -110,8 +111,8 @@ def _packed_dots(
         for j in tl.static_range(4):
             k = block * 128 + 32 * j + tl.arange(0, 32)
             x = tl.load(inputs + k[:, None], _depth(k, live, K, 128), 0.0)
-            gate = tl.dot(columns(gates, gate_factors, j, BN).to(x.dtype), x, gate, input_precision="ieee")
-            up = tl.dot(columns(ups, up_factors, j, BN).to(x.dtype), x, up, input_precision="ieee")
+            gate = tl.dot(columns(gates, gate_factors, j, BN, PTX).to(x.dtype), x, gate, input_precision="ieee")
+            up = tl.dot(columns(ups, up_factors, j, BN, PTX).to(x.dtype), x, up, input_precision="ieee")
     return gate, up
 
 
@@ -119,7 +120,7 @@ def _packed_dots(
 def gate_up(
     x, ids, experts, rows, w, scales, hidden, x_stride, ids_stride, beta, linear_beta,
     TOP_K: tl.constexpr, K: tl.constexpr, INNER: tl.constexpr, PACKED: tl.constexpr, DIRECT: tl.constexpr,
-    SITU: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    SITU: tl.constexpr, PTX: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """`hidden[choice] = act(w13 x)`, BN of the INNER columns of a tile's choices; hidden [T k, INNER]."""
     BLOCKS: tl.constexpr = (INNER + BN - 1) // BN
@@ -137,7 +138,7 @@ def gate_up(
         DEPTH: tl.constexpr = (K + 127) // 128
         own = w + expert.to(tl.int64) * (INNER // 8 * DEPTH * 256)
         own_scales = scales + expert.to(tl.int64) * (INNER // 8 * DEPTH * 16)
-        gate, up = _packed_dots(gate, up, own, own_scales, n, INNER, inputs, live, K, BN)
+        gate, up = _packed_dots(gate, up, own, own_scales, n, INNER, inputs, live, K, BN, PTX)
         gate, up = gate * RESCALE, up * RESCALE
     else:
         own = w + expert.to(tl.int64) * (2 * INNER * K)
@@ -151,7 +152,7 @@ def gate_up(
 def down(
     hidden, ids, experts, rows, weights, w, scales, out, ids_stride, weights_stride,
     TOP_K: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr, DIRECT: tl.constexpr,
-    BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    PTX: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """`out[choice] = weight * w2 hidden[choice]` in fp32, BN of the WIDTH columns of a tile's choices."""
     BLOCKS: tl.constexpr = (WIDTH + BN - 1) // BN
@@ -169,7 +170,7 @@ def down(
         DEPTH: tl.constexpr = (K + 127) // 128
         own = w + expert.to(tl.int64) * (WIDTH // 16 * DEPTH * 256)
         own_scales = scales + expert.to(tl.int64) * (WIDTH // 16 * DEPTH * 16)
-        total = _packed_dot(total, own, own_scales, n, inputs, live, K, BN) * RESCALE
+        total = _packed_dot(total, own, own_scales, n, inputs, live, K, BN, PTX) * RESCALE
     else:
         total = _plain_dot(total, w + expert.to(tl.int64) * (WIDTH * K), n, inputs, live, K, BK)
     weight = tl.load(weights + (safe // TOP_K).to(tl.int64) * weights_stride + safe % TOP_K, live, 0.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 from torch import Tensor
@@ -34,7 +36,7 @@ def sum_of_experts(
     hidden = torch.empty(choices, inner, dtype=x.dtype, device=x.device)
     parts = torch.empty(choices, width, dtype=torch.float32, device=x.device)
     first, second = cut.shapes(height)
-    fixed = {"TOP_K": top_k, "PACKED": packed, "DIRECT": tokens <= cut.direct, "BT": height}
+    fixed = {"TOP_K": top_k, "PACKED": packed, "DIRECT": tokens <= cut.direct, "BT": height, "PTX": _ptx(x.device)}
     gemm.gate_up[(tiles * triton.cdiv(inner, first.rows),)](
         x, ids, experts, rows, w13, w13_scale, hidden, x.stride(0), ids.stride(0), *betas,
         K=width, INNER=inner, SITU=activation == "situ", BN=first.rows, BK=first.depth, **fixed,
@@ -50,6 +52,11 @@ def sum_of_experts(
         parts, ids, out, ids.stride(0), top_k, triton.next_power_of_2(top_k), width, block
     )
     return out
+
+
+@cache
+def _ptx(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _height(choices: int, experts: int, tokens: int, cut: Cut) -> int:
