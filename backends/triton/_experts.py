@@ -7,13 +7,18 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One GEMM's programs: `rows` of the weights (of gate and of up, each), `depth` columns a step where weights are
-    plain, warps, and stages of the software pipeline."""
+    """One GEMM's programs: `rows` of the weights (half gate, half up in the first GEMM), `depth` columns a step where
+    weights are plain, warps, stages of the software pipeline, and `split`, in how many parts a program takes the
+    columns of packed weights at a time if there are that many blocks of them."""
 
     rows: int
     depth: int
     warps: int
     stages: int
+    split: int = 1
+
+    def parts(self, columns: int) -> int:
+        return self.split if columns >= 128 * self.split else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +40,14 @@ class Cut:
 
 
 PACKED = Cut(
-    few=(Shape(32, 128, 2, 4), Shape(32, 128, 2, 3)),
+    few=(Shape(32, 128, 4, 3, split=4), Shape(32, 128, 2, 3, split=2)),
     some=(Shape(64, 128, 4, 3), Shape(64, 128, 4, 3)),
-    many=(Shape(64, 128, 4, 3), Shape(128, 128, 8, 3)),
+    many=(Shape(128, 128, 4, 3), Shape(128, 128, 8, 3)),
 )
 PLAIN = Cut(
-    few=(Shape(32, 128, 4, 4), Shape(32, 128, 4, 3)),
+    few=(Shape(64, 128, 4, 4), Shape(32, 128, 4, 3)),
     some=(Shape(64, 64, 4, 4), Shape(64, 64, 4, 4)),
-    many=(Shape(64, 64, 8, 3), Shape(128, 64, 8, 3)),
+    many=(Shape(128, 64, 8, 3), Shape(128, 64, 8, 3)),
 )
 
 
@@ -50,10 +55,10 @@ def other_cuts(cut: Cut) -> dict[str, Cut]:
     """What else is worth measuring, by tactic."""
     gate, down = cut.few
     return {
-        "narrow": replace(cut, few=(replace(gate, rows=16, warps=1), replace(down, rows=16, warps=1))),
-        "wide": replace(cut, few=(replace(gate, rows=64, warps=4), replace(down, rows=64, warps=4))),
+        "whole": replace(cut, few=(replace(gate, warps=2, split=1), replace(down, warps=2, split=1))),
+        "wide": replace(cut, few=(replace(gate, rows=64), replace(down, rows=64, warps=4))),
         "deep": replace(cut, few=(replace(gate, stages=gate.stages + 2), replace(down, stages=down.stages + 1))),
         "sorted": replace(cut, direct=0),
         "short": replace(cut, tallest=64),
-        "broad": replace(cut, many=(replace(cut.many[1], stages=2), cut.many[1])),
+        "broad": replace(cut, many=(replace(cut.many[0], rows=256, warps=8), cut.many[1])),
     }

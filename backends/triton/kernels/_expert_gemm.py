@@ -1,6 +1,6 @@
 """The two GEMMs of routed experts and the sum of their rows.
 
-Weights are the left operand, so that a tile may be as few as 16 choices wide: an accumulator is [BN weight rows, BT
+Weights are the left operand, so that a tile may be as few as 16 choices wide: an accumulator is [BM weight rows, BT
 choices]. PACKED weights are blocks of words and scales (`backends/triton/_mxfp4.py`), others plain rows of x's dtype.
 """
 
@@ -30,149 +30,143 @@ def _tile(ids, experts, rows, stride, tile, TOP_K: tl.constexpr, BT: tl.constexp
 
 
 @triton.jit
-def _depth(k, live, K: tl.constexpr, BLOCK: tl.constexpr):
-    """The mask of a block's inputs [BLOCK, BT]: rows that are live, within K."""
-    mask = live[None, :]
-    if K % BLOCK != 0:
-        mask = mask & (k < K)[:, None]
-    return mask
-
-
-@triton.jit
-def _plain_dot(total, w, n, inputs, live, K: tl.constexpr, BK: tl.constexpr):
-    """total + w[n] @ inputs; inputs [1, BT] are pointers to rows."""
+def _plain_dot(w, n, inputs, live, K: tl.constexpr, BM: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr):
+    """w[n] @ inputs as fp32 [BM, BT]; inputs [BT] are pointers to rows."""
     at = tl.arange(0, BK)
-    weights = w + n[:, None].to(tl.int64) * K + at[None, :]
+    rows, columns_of = w + n.to(tl.int64)[:, None] * K + at[None, :], inputs[None, :] + at[:, None]
+    total = tl.zeros([BM, BT], tl.float32)
     for first in range(0, K, BK):
-        k = first + at
-        x = tl.load(inputs + k[:, None], _depth(k, live, K, BK), 0.0)
         if K % BK == 0:
-            tile = tl.load(weights + first)
+            weights, x = tl.load(rows + first), tl.load(columns_of + first, live[None, :], 0.0)
         else:
-            tile = tl.load(weights + first, (k < K)[None, :], 0.0)
-        total = tl.dot(tile, x, total, input_precision="ieee")
+            within = first + at < K
+            weights = tl.load(rows + first, within[None, :], 0.0)
+            x = tl.load(columns_of + first, live[None, :] & within[:, None], 0.0)
+        total = tl.dot(weights, x, total, input_precision="ieee")
     return total
 
 
 @triton.jit
-def _plain_dots(gate, up, w, n, INNER: tl.constexpr, inputs, live, K: tl.constexpr, BK: tl.constexpr):
-    """gate + w[n] @ inputs and up + w[n + INNER] @ inputs."""
-    at = tl.arange(0, BK)
-    weights = w + n[:, None].to(tl.int64) * K + at[None, :]
-    for first in range(0, K, BK):
-        k = first + at
-        x = tl.load(inputs + k[:, None], _depth(k, live, K, BK), 0.0)
-        if K % BK == 0:
-            gates, ups = tl.load(weights + first), tl.load(weights + first + INNER * K)
-        else:
-            gates = tl.load(weights + first, (k < K)[None, :], 0.0)
-            ups = tl.load(weights + first + INNER * K, (k < K)[None, :], 0.0)
-        gate = tl.dot(gates, x, gate, input_precision="ieee")
-        up = tl.dot(ups, x, up, input_precision="ieee")
-    return gate, up
-
-
-@triton.jit
-def _words(n, BLOCKS: tl.constexpr):
-    """Offsets of block 0 of rows n: of their words [BN, 16], and of their scales [BN]."""
-    return ((n // 16) * (BLOCKS * 256) + n % 16 * 16)[:, None] + tl.arange(0, 16)[None, :], (
-        n // 16
-    ) * (BLOCKS * 16) + n % 16
-
-
-@triton.jit
-def _packed_dot(total, w, scales, n, inputs, live, K: tl.constexpr, BN: tl.constexpr, PTX: tl.constexpr):
-    """total + w[n] @ inputs, times 2^-16."""
+def _packed_dot(
+    w, scales, n, inputs, live, K: tl.constexpr, BM: tl.constexpr, BT: tl.constexpr, PTX: tl.constexpr
+):  # fmt: skip
+    """w[n] @ inputs as fp32 [BM, BT]."""
     BLOCKS: tl.constexpr = (K + 127) // 128
-    word, scale = _words(n, BLOCKS)
+    at = tl.arange(0, 32)
+    first = n // 16 * BLOCKS
+    word = (first * 256 + n % 16 * 16)[:, None] + tl.arange(0, 16)[None, :]
+    scale = first * 16 + n % 16
+    total = tl.zeros([BM, BT], tl.float32)
     for block in range(BLOCKS):
         words, factors = tl.load(w + block * 256 + word), tl.load(scales + block * 16 + scale)
         for j in tl.static_range(4):
-            k = block * 128 + 32 * j + tl.arange(0, 32)
-            x = tl.load(inputs + k[:, None], _depth(k, live, K, 128), 0.0)
-            tile = columns(words, factors, j, BN, PTX).to(x.dtype)
-            total = tl.dot(tile, x, total, input_precision="ieee")
-    return total
+            k = block * 128 + 32 * j + at
+            mask = live[None, :] & (k < K)[:, None] if K % 128 != 0 else live[None, :]
+            x = tl.load(inputs[None, :] + k[:, None], mask, 0.0)
+            weights = tl.reshape(columns(words, factors, j, PTX), [BM, 32])
+            total = tl.dot(weights.to(x.dtype), x, total, input_precision="ieee")
+    return total * RESCALE
 
 
 @triton.jit
-def _packed_dots(
-    gate, up, w, scales, n, INNER: tl.constexpr, inputs, live, K: tl.constexpr, BN: tl.constexpr,
+def _split_dot(
+    w, scales, n, inputs, live, K: tl.constexpr, BM: tl.constexpr, BT: tl.constexpr, SPLIT: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
-    """gate + w[n] @ inputs and up + w[n + INNER] @ inputs, times 2^-16."""
+    """`_packed_dot` with K cut into SPLIT parts, a warp or more each: as many weights on their way from few rows."""
     BLOCKS: tl.constexpr = (K + 127) // 128
-    word, scale = _words(n, BLOCKS)
-    FURTHER: tl.constexpr = INNER // 16 * BLOCKS
-    for block in range(BLOCKS):
-        gates, gate_factors = tl.load(w + block * 256 + word), tl.load(scales + block * 16 + scale)
-        ups = tl.load(w + (FURTHER + block) * 256 + word)
-        up_factors = tl.load(scales + (FURTHER + block) * 16 + scale)
+    PART: tl.constexpr = (BLOCKS + SPLIT - 1) // SPLIT
+    at, part = tl.arange(0, 32), tl.arange(0, SPLIT) * PART
+    first = n // 16 * BLOCKS
+    word = (part * 256)[:, None, None] + (first * 256 + n % 16 * 16)[None, :, None] + tl.arange(0, 16)[None, None, :]
+    scale = (part * 16)[:, None] + (first * 16 + n % 16)[None, :]
+    total = tl.zeros([SPLIT, BM, BT], tl.float32)
+    for block in range(PART):
+        if BLOCKS % SPLIT == 0:
+            words, factors = tl.load(w + block * 256 + word), tl.load(scales + block * 16 + scale)
+        else:
+            within = part + block < BLOCKS
+            words = tl.load(w + block * 256 + word, within[:, None, None], 0)
+            factors = tl.load(scales + block * 16 + scale, within[:, None], 0)
         for j in tl.static_range(4):
-            k = block * 128 + 32 * j + tl.arange(0, 32)
-            x = tl.load(inputs + k[:, None], _depth(k, live, K, 128), 0.0)
-            gate = tl.dot(columns(gates, gate_factors, j, BN, PTX).to(x.dtype), x, gate, input_precision="ieee")
-            up = tl.dot(columns(ups, up_factors, j, BN, PTX).to(x.dtype), x, up, input_precision="ieee")
-    return gate, up
+            k = (part + block)[:, None] * 128 + 32 * j + at[None, :]
+            mask = live[None, None, :]
+            if K % (128 * SPLIT) != 0:
+                mask = mask & (k < K)[:, :, None]
+            x = tl.load(inputs[None, None, :] + k[:, :, None], mask, 0.0)
+            weights = tl.reshape(columns(words, factors, j, PTX), [SPLIT, BM, 32])
+            total = tl.dot(weights.to(x.dtype), x, total, input_precision="ieee")
+    return tl.sum(total, 0) * RESCALE
+
+
+@triton.jit
+def _dot(
+    w, scales, expert, n, inputs, live, N: tl.constexpr, K: tl.constexpr, PACKED: tl.constexpr, PTX: tl.constexpr,
+    BM: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """Rows n of an expert's N, times inputs: fp32 [BM, BT]."""
+    which = expert.to(tl.int64)
+    if PACKED:
+        BLOCKS: tl.constexpr = N // 16 * ((K + 127) // 128)
+        own, factors = w + which * (BLOCKS * 256), scales + which * (BLOCKS * 16)
+        if SPLIT > 1:
+            total = _split_dot(own, factors, n, inputs, live, K, BM, BT, SPLIT, PTX)
+        else:
+            total = _packed_dot(own, factors, n, inputs, live, K, BM, BT, PTX)
+    else:
+        total = _plain_dot(w + which * (N * K), n, inputs, live, K, BM, BT, BK)
+    return total
 
 
 @triton.jit
 def gate_up(
     x, ids, experts, rows, w, scales, hidden, x_stride, ids_stride, beta, linear_beta,
     TOP_K: tl.constexpr, K: tl.constexpr, INNER: tl.constexpr, PACKED: tl.constexpr, DIRECT: tl.constexpr,
-    SITU: tl.constexpr, PTX: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    SITU: tl.constexpr, PTX: tl.constexpr, BT: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """`hidden[choice] = act(w13 x)`, BN of the INNER columns of a tile's choices; hidden [T k, INNER]."""
-    BLOCKS: tl.constexpr = (INNER + BN - 1) // BN
-    tile = tl.program_id(0) // BLOCKS
+    """`hidden[choice] = act(w13 x)`, BM / 2 of the INNER columns of a tile's choices; hidden [T k, INNER].
+
+    Rows of gate and of up take turns by eight: in the layout of a tensor core's result both are one thread's.
+    """
+    WIDE: tl.constexpr = BM // 2
+    BLOCKS: tl.constexpr = (INNER + WIDE - 1) // WIDE
+    tile, base = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS * WIDE
     expert, choice = _tile(ids, experts, rows, ids_stride, tile, TOP_K, BT, DIRECT)
     if expert < 0:
         return
     live = choice >= 0
-    inputs = x + (tl.where(live, choice, 0) // TOP_K).to(tl.int64)[None, :] * x_stride
-    column = tl.program_id(0) % BLOCKS * BN + tl.arange(0, BN)
-    n = tl.minimum(column, INNER - 1) if INNER % BN != 0 else column
-    gate = tl.zeros([BN, BT], tl.float32)
-    up = tl.zeros([BN, BT], tl.float32)
-    if PACKED:
-        DEPTH: tl.constexpr = (K + 127) // 128
-        own = w + expert.to(tl.int64) * (INNER // 8 * DEPTH * 256)
-        own_scales = scales + expert.to(tl.int64) * (INNER // 8 * DEPTH * 16)
-        gate, up = _packed_dots(gate, up, own, own_scales, n, INNER, inputs, live, K, BN, PTX)
-        gate, up = gate * RESCALE, up * RESCALE
-    else:
-        own = w + expert.to(tl.int64) * (2 * INNER * K)
-        gate, up = _plain_dots(gate, up, own, n, INNER, inputs, live, K, BK)
+    safe = tl.where(live, choice, 0)
+    inputs = x + (safe // TOP_K).to(tl.int64) * x_stride
+    row = tl.arange(0, BM)
+    column = base + row // 16 * 8 + row % 8
+    n = (tl.minimum(column, INNER - 1) if INNER % WIDE != 0 else column) + row % 16 // 8 * INNER
+    total = _dot(w, scales, expert, n, inputs, live, 2 * INNER, K, PACKED, PTX, BM, BT, BK, SPLIT)
+    gate, up = tl.split(tl.permute(tl.reshape(total, [BM // 16, 2, 8, BT]), [0, 2, 3, 1]))
     out = situ_mul(gate, up, beta, linear_beta) if SITU else silu_mul(gate, up)
-    place = hidden + tl.where(live, choice, 0).to(tl.int64)[None, :] * INNER + column[:, None]
-    tl.store(place, out.to(hidden.dtype.element_ty), live[None, :] & (column < INNER)[:, None])
+    value = tl.reshape(out, [WIDE, BT]).to(hidden.dtype.element_ty)
+    column = base + tl.arange(0, WIDE)
+    place = hidden + safe.to(tl.int64)[None, :] * INNER + column[:, None]
+    tl.store(place, value, live[None, :] & (column < INNER)[:, None])
 
 
 @triton.jit
 def down(
     hidden, ids, experts, rows, weights, w, scales, out, ids_stride, weights_stride,
     TOP_K: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr, DIRECT: tl.constexpr,
-    PTX: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    PTX: tl.constexpr, BT: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """`out[choice] = weight * w2 hidden[choice]` in fp32, BN of the WIDTH columns of a tile's choices."""
-    BLOCKS: tl.constexpr = (WIDTH + BN - 1) // BN
+    """`out[choice] = weight * w2 hidden[choice]` in fp32, BM of the WIDTH columns of a tile's choices."""
+    BLOCKS: tl.constexpr = (WIDTH + BM - 1) // BM
     tile = tl.program_id(0) // BLOCKS
     expert, choice = _tile(ids, experts, rows, ids_stride, tile, TOP_K, BT, DIRECT)
     if expert < 0:
         return
     live = choice >= 0
     safe = tl.where(live, choice, 0)
-    inputs = hidden + safe.to(tl.int64)[None, :] * K
-    column = tl.program_id(0) % BLOCKS * BN + tl.arange(0, BN)
-    n = tl.minimum(column, WIDTH - 1) if WIDTH % BN != 0 else column
-    total = tl.zeros([BN, BT], tl.float32)
-    if PACKED:
-        DEPTH: tl.constexpr = (K + 127) // 128
-        own = w + expert.to(tl.int64) * (WIDTH // 16 * DEPTH * 256)
-        own_scales = scales + expert.to(tl.int64) * (WIDTH // 16 * DEPTH * 16)
-        total = _packed_dot(total, own, own_scales, n, inputs, live, K, BN, PTX) * RESCALE
-    else:
-        total = _plain_dot(total, w + expert.to(tl.int64) * (WIDTH * K), n, inputs, live, K, BK)
+    inputs = hidden + safe.to(tl.int64) * K
+    column = tl.program_id(0) % BLOCKS * BM + tl.arange(0, BM)
+    n = tl.minimum(column, WIDTH - 1) if WIDTH % BM != 0 else column
+    total = _dot(w, scales, expert, n, inputs, live, WIDTH, K, PACKED, PTX, BM, BT, BK, SPLIT)
     weight = tl.load(weights + (safe // TOP_K).to(tl.int64) * weights_stride + safe % TOP_K, live, 0.0)
     place = out + safe.to(tl.int64)[None, :] * WIDTH + column[:, None]
     tl.store(place, total * weight[None, :], live[None, :] & (column < WIDTH)[:, None])

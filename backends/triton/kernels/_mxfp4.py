@@ -21,19 +21,20 @@ def fields(words, J: tl.constexpr):
 
 
 @triton.jit
-def columns(words, factors, J: tl.constexpr, ROWS: tl.constexpr, PTX: tl.constexpr):
-    """Columns 32 J to 32 J + 31 of a block as bfloat16 [ROWS, 32], times 2^-16; words [ROWS, 16], factors [ROWS].
+def columns(words, factors, J: tl.constexpr, PTX: tl.constexpr):
+    """Columns 32 J to 32 J + 31 of a block as bfloat16 [.., 16, 2], times 2^-16; words [.., 16], factors [..].
 
     Under PTX both halves of a word are multiplied by one instruction, which Triton does not find by itself.
     """
     # As bfloat16 these are subnormals: an exponent of 0 to 3 and one bit of mantissa is what E2M1 is.
     pairs = fields(words, J)
-    exponent = factors >> 8 * J & 255
+    exponent = tl.expand_dims(factors >> 8 * J & 255, -1)
     if PTX:
-        both = (exponent * 0x00800080)[:, None]
+        both = exponent * 0x00800080
         pairs = tl.inline_asm_elementwise("mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [pairs, both], tl.int32, True, 1)
-    low, high = pairs.to(tl.int16), (pairs >> 16).to(tl.int16)
-    values = tl.reshape(tl.join(low, high), [ROWS, 32]).to(tl.bfloat16, bitcast=True)
+    low = pairs.to(tl.int16).to(tl.bfloat16, bitcast=True)
+    high = (pairs >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
     if not PTX:
-        values = values * (exponent << 7).to(tl.int16).to(tl.bfloat16, bitcast=True)[:, None]
-    return values
+        factor = (exponent << 7).to(tl.int16).to(tl.bfloat16, bitcast=True)
+        low, high = low * factor, high * factor
+    return tl.join(low, high)

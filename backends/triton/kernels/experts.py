@@ -28,7 +28,7 @@ def sum_of_experts(
         return out
     inner = w13.shape[1] * 8 if packed else w2.shape[2]
     choices, count = tokens * top_k, w13.shape[0]
-    height = _height(choices, count, tokens, cut)
+    height = _height(x, choices // count, cut)
     if tokens <= cut.direct:
         experts, rows, tiles = ids, ids, choices
     else:
@@ -36,16 +36,17 @@ def sum_of_experts(
     hidden = torch.empty(choices, inner, dtype=x.dtype, device=x.device)
     parts = torch.empty(choices, width, dtype=torch.float32, device=x.device)
     first, second = cut.shapes(height)
-    fixed = {"TOP_K": top_k, "PACKED": packed, "DIRECT": tokens <= cut.direct, "BT": height, "PTX": _ptx(x.device)}
-    gemm.gate_up[(tiles * triton.cdiv(inner, first.rows),)](
+    ptx, deepest = _machine(x.device)
+    fixed = {"TOP_K": top_k, "PACKED": packed, "DIRECT": tokens <= cut.direct, "BT": height, "PTX": ptx}
+    gemm.gate_up[(tiles * triton.cdiv(inner, first.rows // 2),)](
         x, ids, experts, rows, w13, w13_scale, hidden, x.stride(0), ids.stride(0), *betas,
-        K=width, INNER=inner, SITU=activation == "situ", BN=first.rows, BK=first.depth, **fixed,
-        num_warps=first.warps, num_stages=first.stages,
+        K=width, INNER=inner, SITU=activation == "situ", BM=first.rows, BK=first.depth, **fixed,
+        SPLIT=first.parts(width), num_warps=first.warps, num_stages=min(first.stages, deepest),
     )  # fmt: skip
     gemm.down[(tiles * triton.cdiv(width, second.rows),)](
         hidden, ids, experts, rows, weights, w2, w2_scale, parts, ids.stride(0), weights.stride(0),
-        K=inner, WIDTH=width, BN=second.rows, BK=second.depth, **fixed,
-        num_warps=second.warps, num_stages=second.stages,
+        K=inner, WIDTH=width, BM=second.rows, BK=second.depth, **fixed,
+        SPLIT=second.parts(inner), num_warps=second.warps, num_stages=min(second.stages, deepest),
     )  # fmt: skip
     block = min(triton.next_power_of_2(width), 1024)
     gemm.combine[(tokens * triton.cdiv(width, block),)](
@@ -55,15 +56,21 @@ def sum_of_experts(
 
 
 @cache
-def _ptx(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+def _machine(device: torch.device) -> tuple[bool, int]:
+    """Whether bfloat16 is multiplied by PTX's own instruction, and the most stages: AMD's local memory holds two."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False, 2
+    return torch.cuda.get_device_capability(device) >= (9, 0), 8
 
 
-def _height(choices: int, experts: int, tokens: int, cut: Cut) -> int:
-    """Choices a tile: a power of two that most experts' choices fit in, if they are spread evenly."""
-    if tokens <= cut.direct:
+def _height(x: Tensor, each: int, cut: Cut) -> int:
+    """Choices a tile: a power of two that most experts' choices fit in, if they are spread evenly, `each` an expert.
+
+    Without tensor cores, which fp32 is, tall tiles only spill registers.
+    """
+    if x.shape[0] <= cut.direct or x.dtype is torch.float32:
         return 16
-    return min(max(16, triton.next_power_of_2(choices // experts * 5 // 4)), cut.tallest)
+    return min(max(16, triton.next_power_of_2(each * 5 // 4)), cut.tallest)
 
 
 def _tiles(ids: Tensor, count: int, height: int) -> tuple[Tensor, Tensor, int]:
