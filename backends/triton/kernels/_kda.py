@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import torch
 import triton
 import triton.language as tl
+
+
+def at_most(registers: int) -> Mapping[str, int]:
+    """A launch's limit of registers a thread, for more programs at a time on a multiprocessor; AMD has no such option."""
+    return {} if torch.version.hip else {"maxnreg": registers}
 
 
 @triton.jit

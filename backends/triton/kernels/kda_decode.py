@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from k3hal.backends.triton.kernels._kda import convolve_token, gated, head_channels, log_decay
+from k3hal.backends.triton.kernels._kda import at_most, convolve_token, gated, head_channels, log_decay
 
 
 @triton.jit
@@ -88,6 +88,7 @@ def kda_decode(
     eps: float,
     rows: int,
     warps: int,
+    registers: int,
 ) -> Tensor:
     """See the operator. `taps` [W, C] and `rate` are prepared; the state goes by in blocks of `rows` rows."""
     count, heads, dim = raw_gate.shape
@@ -99,6 +100,6 @@ def kda_decode(
             qkv.stride(0), raw_gate.stride(0), beta_logits.stride(0), out_gate.stride(0), conv_state.stride(0),
             state.stride(0), heads, lower_bound or 0.0, eps,
             lower_bound is not None, width, triton.next_power_of_2(width - 1), dim, rows,
-            num_warps=min(warps, rows * dim // 128),
+            num_warps=min(warps, rows * dim // 128), **at_most(registers),
         )  # fmt: skip
     return out
