@@ -24,3 +24,13 @@ def supports(call: Call) -> Answer:
 def laid_out(conv_weight: Tensor, A_log: Tensor, **others: Tensor) -> Mapping[str, Any]:
     """Taps as [W, C] and the gate's rate `exp(A_log)`."""
     return {"conv_weight": conv_weight.t().contiguous(), "A_log": A_log.exp(), **others}
+
+CHUNK_TILES: Mapping[str, Mapping[str, int]] = {
+    "columns64": {"columns": 64},
+    "columns64_warps8": {"columns": 64, "scan_warps": 8},
+    "columns128": {"columns": 128, "scan_warps": 8},
+    "chunk32": {"chunk": 32},
+    "stages3": {"stages": 3},
+    "products_warps4": {"warps": 4},
+}
+"""Tactics of the chunked kernels, by what differs from the default (`kernels/kda_chunk.py: Tiles`)."""
