@@ -31,6 +31,7 @@ CHUNK_TILES: Mapping[str, Mapping[str, int]] = {
     "columns128": {"columns": 128, "scan_warps": 8},
     "chunk32": {"chunk": 32},
     "stages3": {"stages": 3},
-    "products_warps4": {"warps": 4},
+    "part32": {"part": 32},
+    "products_warps8": {"warps": 8},
 }
 """Tactics of the chunked kernels, by what differs from the default (`kernels/kda_chunk.py: Tiles`)."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from k3hal.backends.triton.kernels._chunk_products import chunk_products
@@ -17,11 +16,13 @@ NORM_ROWS = 16
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """How chunks of `chunk` tokens are worked on: `columns` of the state a program, and warps and stages of both."""
+    """How chunks of `chunk` tokens are worked on: `part` channels of the products at a time, `columns`
+    of the state a program, warps of both, stages of the scan."""
 
     chunk: int = 64
+    part: int = 64
     columns: int = 32
-    warps: int = 8
+    warps: int = 4
     scan_warps: int = 4
     stages: int = 2
 
@@ -47,26 +48,21 @@ def _products(
     q, taps = tensors[0], weights[0]
     (rows, heads, dim), device = dims, q.device
     count, chunk = of.slots.shape[0], tiles.chunk
-    # In half precision what is at most about 1; what scales with the values stays in fp32.
-    wide = not fused or q.dtype is torch.float32
-    narrow = torch.float32 if wide else torch.float16
+    exact = not fused or q.dtype is torch.float32
+    # A split operand lies in two planes.
+    kind, planes = (torch.float32, 1) if exact else (torch.bfloat16, 2)
     places = rows // chunk + count
-    w, q_decayed, n = (torch.empty((places, heads, chunk, dim), dtype=narrow, device=device) for _ in range(3))
+    w, q_decayed, n = (torch.empty((planes, places, heads, chunk, dim), dtype=kind, device=device) for _ in range(3))
+    m = torch.empty((planes, places, heads, chunk, chunk), dtype=kind, device=device)
     u = torch.empty((places, heads, chunk, dim), dtype=torch.float32, device=device)
-    m = torch.empty((places, heads, chunk, chunk), dtype=narrow, device=device)
     keep = torch.empty((places, heads, dim), dtype=torch.float32, device=device)
     chunk_products[(heads, places)](
         *tensors, *weights, of.slots, of.starts, of.known, w, u, q_decayed, n, m, keep,
         *(x.stride(0) for x in tensors), weights[3].stride(0), count, heads, lower_bound or 0.0,
-        fused, lower_bound is not None, taps.shape[0] if fused else 2, dim, chunk, base,
-        tl.float32 if wide else tl.float16, "ieee" if wide else fast_precision(), num_warps=tiles.warps,
+        fused, lower_bound is not None, taps.shape[0] if fused else 2, dim, min(tiles.part, dim), chunk, base,
+        "exact" if exact else "half", "exact" if exact else "split", num_warps=tiles.warps,
     )  # fmt: skip
     return w, u, q_decayed, n, m, keep
-
-
-def fast_precision() -> str:
-    """Of fp32 operands where they need not be exact: AMD multiplies them whole."""
-    return "ieee" if torch.version.hip else "tf32"
 
 
 def kda_chunk(
@@ -93,7 +89,7 @@ def kda_chunk(
     chunk_scan[(dim // columns, heads, count + 1)](
         *products, state, slots, cu_seqlens, of.known, q, state, v, g, out,
         state.stride(0), 0, 0, 0, count, rows, heads, 0.0,
-        False, False, 2, 1, dim, tiles.chunk, columns, "ieee", tiles.stages, num_warps=tiles.scan_warps,
+        False, False, 2, 1, dim, tiles.chunk, columns, "exact", tiles.stages, num_warps=tiles.scan_warps,
     )  # fmt: skip
     return out
 
@@ -135,7 +131,7 @@ def kda_prefill(
         *products, state, slots, cu_seqlens, of.known, qkv, conv_state, out_gate, norm_weight, read,
         state.stride(0), qkv.stride(0), conv_state.stride(0), out_gate.stride(0), count, rows, heads, eps,
         True, normed, width, triton.next_power_of_2(width - 1), dim, tiles.chunk, columns,
-        "ieee" if qkv.dtype is torch.float32 else fast_precision(), tiles.stages, num_warps=tiles.scan_warps,
+        "exact" if qkv.dtype is torch.float32 else "split", tiles.stages, num_warps=tiles.scan_warps,
     )  # fmt: skip
     if not normed:
         gated_norm[(triton.cdiv(rows * heads, NORM_ROWS),)](
