@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from k3hal.conform.environment import git_output
+from k3hal.conform.source_state import git_output
 from k3hal.dispatch.provider import ENTRY_POINT_GROUP
 
 

@@ -1,0 +1,93 @@
+"""Routed experts of either format: sort the choices, two GEMMs, add up the rows."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+from torch import Tensor
+
+from k3hal.backends.triton._experts import Cut
+from k3hal.backends.triton.kernels import _expert_gemm as gemm
+from k3hal.backends.triton.kernels import _expert_tiles as tiling
+
+FEW = 2048
+"""Choices that one program reads at once; more are counted first, by a program an expert."""
+SCAN = 2048
+
+
+def sum_of_experts(
+    x: Tensor, ids: Tensor, weights: Tensor, w13: Tensor, w13_scale: Tensor | None, w2: Tensor,
+    w2_scale: Tensor | None, activation: str, betas: tuple[float, float], cut: Cut,
+) -> Tensor:  # fmt: skip
+    """See `moe_experts`; with scales, weights are those of `_mxfp4.pack`."""
+    (tokens, width), top_k, packed = x.shape, ids.shape[1], w13_scale is not None
+    out = torch.empty(tokens, width, dtype=x.dtype, device=x.device)
+    if not out.numel():
+        return out
+    inner = w13.shape[1] * 8 if packed else w2.shape[2]
+    choices, count = tokens * top_k, w13.shape[0]
+    height = _height(x, choices // count, cut)
+    if tokens <= cut.direct:
+        experts, rows, tiles = ids, ids, choices
+    else:
+        experts, rows, tiles = _tiles(ids, count, height)
+    hidden = torch.empty(choices, inner, dtype=x.dtype, device=x.device)
+    parts = torch.empty(choices, width, dtype=torch.float32, device=x.device)
+    first, second = cut.shapes(height)
+    ptx, deepest = _machine(x.device)
+    fixed = {"TOP_K": top_k, "PACKED": packed, "DIRECT": tokens <= cut.direct, "BT": height, "PTX": ptx}
+    gemm.gate_up[(tiles * triton.cdiv(inner, first.rows // 2),)](
+        x, ids, experts, rows, w13, w13_scale, hidden, x.stride(0), ids.stride(0), *betas,
+        K=width, INNER=inner, SITU=activation == "situ", BM=first.rows, BK=first.depth, **fixed,
+        SPLIT=first.parts(width), num_warps=first.warps, num_stages=min(first.stages, deepest),
+    )  # fmt: skip
+    gemm.down[(tiles * triton.cdiv(width, second.rows),)](
+        hidden, ids, experts, rows, weights, w2, w2_scale, parts, ids.stride(0), weights.stride(0),
+        K=inner, WIDTH=width, BM=second.rows, BK=second.depth, **fixed,
+        SPLIT=second.parts(inner), num_warps=second.warps, num_stages=min(second.stages, deepest),
+    )  # fmt: skip
+    block = min(triton.next_power_of_2(width), 1024)
+    gemm.combine[(tokens * triton.cdiv(width, block),)](
+        parts, ids, out, ids.stride(0), top_k, triton.next_power_of_2(top_k), width, block
+    )
+    return out
+
+
+@cache
+def _machine(device: torch.device) -> tuple[bool, int]:
+    """Whether bfloat16 is multiplied by PTX's own instruction, and the most stages: AMD's local memory holds two."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False, 2
+    return torch.cuda.get_device_capability(device) >= (9, 0), 8
+
+
+def _height(x: Tensor, each: int, cut: Cut) -> int:
+    """Choices a tile: a power of two that most experts' choices fit in, if they are spread evenly, `each` an expert.
+
+    Without tensor cores, which fp32 is, tall tiles only spill registers.
+    """
+    if x.shape[0] <= cut.direct or x.dtype is torch.float32:
+        return 16
+    return min(max(16, triton.next_power_of_2(each * 5 // 4)), cut.tallest)
+
+
+def _tiles(ids: Tensor, count: int, height: int) -> tuple[Tensor, Tensor, int]:
+    """`experts` and `rows` of `_expert_tiles`, and how many tiles there may be at most."""
+    top_k, choices = ids.shape[1], ids.numel()
+    few = choices <= FEW
+    tiles = choices if few else min(count, choices) + choices // height
+    experts = torch.empty(tiles, dtype=torch.int32, device=ids.device)
+    rows = torch.empty(tiles * height, dtype=torch.int32, device=ids.device)
+    if few:
+        block = max(triton.next_power_of_2(choices), 16)
+        tiling.tiles_of_few[(choices,)](ids, experts, rows, ids.stride(0), choices, top_k, height, block)
+    else:
+        counts = torch.empty(count, dtype=torch.int32, device=ids.device)
+        tiling.count_choices[(count,)](ids, counts, ids.stride(0), choices, top_k, SCAN)
+        tiling.tiles_of_many[(count + 1,)](
+            ids, counts, experts, rows, ids.stride(0), choices, tiles, count, triton.next_power_of_2(count),
+            top_k, height, SCAN,
+        )  # fmt: skip
+    return experts, rows, tiles

@@ -1,0 +1,53 @@
+"""The router's choice: one program a row; the best k are taken one by one from keys that also order equal scores."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _route(
+    logits, bias, weights, ids, logits_stride, experts, scale,
+    TOP_K: tl.constexpr, SLOTS: tl.constexpr, RENORMALIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    live = at < experts
+    scores = 1 / (1 + tl.exp(-tl.load(logits + row * logits_stride + at, live, 0.0)))
+    # Floats as integers of the same order (0.0 makes -0.0 the same as 0.0), above what prefers the lower expert.
+    bits = (scores + tl.load(bias + at, live, 0.0) + 0.0).to(tl.int32, bitcast=True)
+    place = at.to(tl.int64)
+    order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64) * BLOCK + (BLOCK - 1 - place)
+    # Below every score, and still different from each other.
+    lowest: tl.constexpr = -(2**31) * BLOCK * 2
+    key = tl.where(live, order, lowest - place)
+    slot = tl.arange(0, SLOTS)
+    chosen = tl.zeros([SLOTS], tl.int32)
+    taken = tl.zeros([SLOTS], tl.float32)
+    for i in tl.static_range(TOP_K):
+        best = key == tl.max(key, 0)
+        chosen = tl.where(slot == i, tl.sum(tl.where(best, at, 0), 0), chosen)
+        taken = tl.where(slot == i, tl.sum(tl.where(best, scores, 0.0), 0), taken)
+        key = tl.where(best, lowest - BLOCK - place, key)
+    if RENORMALIZE:
+        taken = tl.div_rn(taken, tl.zeros([SLOTS], tl.float32) + (tl.sum(taken, 0) + 1e-20))
+    tl.store(weights + row * TOP_K + slot, taken * scale, slot < TOP_K)
+    tl.store(ids + row * TOP_K + slot, chosen, slot < TOP_K)
+
+
+def moe_route(
+    logits: Tensor, bias: Tensor, top_k: int, renormalize: bool, scale: float, warps: int
+) -> tuple[Tensor, Tensor]:
+    """See the operator."""
+    tokens, experts = logits.shape
+    weights = torch.empty(tokens, top_k, dtype=torch.float32, device=logits.device)
+    ids = torch.empty(tokens, top_k, dtype=torch.int32, device=logits.device)
+    if tokens:
+        _route[(tokens,)](
+            logits, bias, weights, ids, logits.stride(0), experts, scale,
+            top_k, triton.next_power_of_2(top_k), renormalize, triton.next_power_of_2(experts), num_warps=warps,
+        )  # fmt: skip
+    return weights, ids

@@ -1,0 +1,112 @@
+"""The Triton MoE kernels: right under the interpreter, and compiled for every GPU they are meant for."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from k3hal.backends.triton._mxfp4 import pack
+from k3hal.errors import CheckpointError
+
+from .triton_compile import TARGETS, compile_for
+
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+
+EXPERTS = (
+    ("tiny", "bfloat16"), ("silu", "float32"), ("loud", "float32"), ("negative_one", "bfloat16"),
+    ("padding", "float32"), ("no_rows", "float32"),
+)  # fmt: skip
+CHECKS = [
+    *((f"moe_experts{f}", "triton.grouped", name, dtype, "") for f in ("", "_mxfp4") for name, dtype in EXPERTS),
+    *((f"moe_experts{f}", "triton.grouped:sorted", "one_token", "float32", "") for f in ("", "_mxfp4")),
+    ("moe_experts_mxfp4", "triton.grouped", "tiny", "bfloat16", "batch"),
+    ("moe_experts_mxfp4", "triton.grouped", "tiny", "bfloat16", "pad"),
+    *(
+        ("moe_route", "triton.fused", name, "float32", "")
+        for name in ("plain", "biased", "ties", "all_equal", "saturated", "small_scores", "all_zero", "every_expert")
+    ),
+    *(("situ_and_mul", "triton.fused", name, "float32", "") for name in ("strided", "saturated", "other_betas")),
+    *(("silu_and_mul", "triton.fused", name, "float32", "") for name in ("strided", "large")),
+    ("situ_and_mul", "triton.fused", "odd", "bfloat16", ""),
+    *(("mx_dequantize", "triton.grouped", "every_code", dtype, "") for dtype in ("float32", "bfloat16")),
+    ("mx_dequantize", "triton.grouped", "smallest", "bfloat16", ""),
+    *(
+        ("mx_quantize", "triton.grouped", name, "float32", "")
+        for name in ("halves", "zero_groups", "not_finite", "wide", "tiny_numbers", "huge_numbers")
+    ),
+    ("mx_quantize", "triton.grouped", "halves", "bfloat16", ""),
+]
+
+
+@needs_triton
+def test_all_is_right_under_the_interpreter() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": ":".join(filter(None, sys.path))}
+    child = Path(__file__).parent / "triton_moe_interpreted.py"
+    command = [sys.executable, "-P", str(child)]
+    done = subprocess.run(
+        command, input=json.dumps(CHECKS), env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    results, names = json.loads(done.stdout), [*CHECKS, "sorted", "parts", "tall"]
+    assert len(results) == len(names)
+    assert [(one, *got) for one, got in zip(names, results, strict=True) if got[0] != "Pass"] == []
+
+
+def test_packing_refuses_scales_it_could_not_hold() -> None:
+    codes, scales = torch.zeros(1, 16, 16, dtype=torch.uint8), torch.full((1, 16, 1), 144, dtype=torch.uint8)
+    words, factors = pack(codes, scales)
+    assert (words.shape, factors.shape) == ((1, 1, 1, 16, 16), (1, 1, 1, 16))
+    assert set(factors.view(torch.uint8)[..., ::4].flatten().tolist()) == {254}
+    with pytest.raises(CheckpointError, match="scale byte is 255, above 144"):
+        pack(codes, torch.full((1, 16, 1), 255, dtype=torch.uint8))
+
+
+GATE_UP = {
+    **dict.fromkeys(("x", "hidden"), "*bf16"), **dict.fromkeys(("ids", "experts", "rows", "w", "scales"), "*i32"),
+    **dict.fromkeys(("x_stride", "ids_stride"), "i32"), **dict.fromkeys(("beta", "linear_beta"), "fp32"),
+}  # fmt: skip
+
+
+@needs_triton
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_first_gemm_decodes_codes_where_it_multiplies_them(target: str) -> None:
+    from k3hal.backends.triton._experts import PACKED
+    from k3hal.backends.triton._triton import kernels
+
+    gate_up, nvidia = kernels("experts").gemm.gate_up, target.startswith("sm")
+    fixed = {"TOP_K": 16, "K": 3584, "INNER": 384, "PACKED": True, "SITU": True, "PTX": nvidia, "BK": 128}
+    for height, matrix in ((16, "mma.sync"), (64, {"sm_90": "wgmma", "sm_100": "tcgen05"}.get(target, ""))):
+        shape = PACKED.shapes(height)[0]
+        constants = {**fixed, "DIRECT": height == 16, "BT": height, "BM": shape.rows, "SPLIT": shape.parts(3584)}
+        made = compile_for(gate_up, target, GATE_UP, constants, warps=shape.warps)
+        assert made.spills == 0
+        assert made.shared <= 64 << 10 or target != "gfx942"
+        wanted = ("mul.rn.bf16x2", matrix) if nvidia else ("v_mfma_f32",)
+        assert [word for word in wanted if word not in made.text] == []
+
+
+@needs_triton
+@pytest.mark.parametrize("target", TARGETS)
+def test_routing_and_sorting_compile(target: str) -> None:
+    from k3hal.backends.triton._triton import kernels
+
+    types = {**dict.fromkeys(("logits", "bias", "weights"), "*fp32"), "ids": "*i32", "scale": "fp32",
+             **dict.fromkeys(("logits_stride", "experts"), "i32")}  # fmt: skip
+    constants = {"TOP_K": 16, "SLOTS": 16, "RENORMALIZE": True, "BLOCK": 1024}
+    made = compile_for(kernels("moe_route")._route, target, types, constants, warps=1)
+    # One warp needs no memory that other warps see.
+    assert (made.spills, made.shared) == (0, 0)
+    tiling = kernels("experts").tiling
+    types = {**dict.fromkeys(("ids", "counts", "experts", "rows"), "*i32"),
+             **dict.fromkeys(("stride", "choices", "tiles"), "i32")}  # fmt: skip
+    few = {"TOP_K": 16, "BT": 16, "BLOCK": 1024}
+    assert compile_for(tiling.tiles_of_few, target, types, few, warps=4).spills == 0
+    many = {"EXPERTS": 896, "EXPERTS_BLOCK": 1024, "TOP_K": 16, "BT": 64, "BLOCK": 2048}
+    assert compile_for(tiling.tiles_of_many, target, types, many, warps=4).spills == 0

@@ -1,0 +1,45 @@
+"""Compiles Triton kernels for GPUs that need not be here, and reads what they use. Not for the interpreter."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+TARGETS = {"sm_90": ("cuda", 90, 32), "sm_100": ("cuda", 100, 32), "gfx950": ("hip", "gfx950", 64),
+           "gfx942": ("hip", "gfx942", 64)}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """`spills` are AMD's registers spilled, or 0; `shared` bytes of shared memory."""
+
+    text: str
+    shared: int
+    spills: int
+
+
+def compile_for(
+    kernel: Any, target: str, types: dict[str, str], constants: dict[str, Any], *, warps: int, aligned: bool = True
+) -> Made:
+    """A kernel whose pointers and integers are multiples of 16 where `aligned`."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = list(kernel.arg_names)
+    signature = {name: "constexpr" if name in constants else types[name] for name in names}
+    whole = [i for i, name in enumerate(names) if signature[name].startswith("*") or name.endswith(("stride", "dim"))]
+    attributes = {(i,): [["tt.divisibility", 16]] for i in whole} if aligned else {}
+    source = ASTSource(
+        fn=kernel,
+        signature=signature,
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+        attrs=attributes,
+    )
+    # Said, since its default is about to change and the newer versions warn of that.
+    options = {"num_warps": warps, "enable_fp_fusion": True}
+    made = triton.compile(source, target=GPUTarget(*TARGETS[target]), options=options)
+    text = made.asm.get("ptx") or made.asm["amdgcn"]
+    found = re.search(r"\.vgpr_spill_count:\s+(\d+)", text)
+    return Made(text, made.metadata.shared, int(found[1]) if found else 0)

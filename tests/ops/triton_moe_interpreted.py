@@ -1,0 +1,92 @@
+"""Judges the Triton MoE providers under the interpreter; see `test_triton_moe.py`.
+
+Standard input is a JSON list of [operator, provider with or without tactic, sample, dtype, invariant or ""]; standard
+output is the list of [status, reasons], followed by those of `SPECIAL`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from k3hal.backends.triton._experts import PACKED
+from k3hal.backends.triton._mxfp4 import pack
+from k3hal.backends.triton._triton import kernels
+from k3hal.debug.case import sample_case, samples_of
+from k3hal.debug.check import check
+from k3hal.debug.invariants import check_invariant
+from k3hal.debug.target import find_target
+from k3hal.dispatch.ops.moe_experts_mxfp4 import moe_experts_mxfp4
+from k3hal.dispatch.ops.mx_dequantize import random_codes
+from k3hal.dispatch.probe import probe
+from k3hal.dispatch.registry import get_operator
+
+
+def judged(op: str, provider: str, name: str, dtype: str, invariant: str) -> tuple[str, tuple[str, ...]]:
+    operator = get_operator(op)
+    (sample,) = [s for s in samples_of(operator, tags=()) if (s.name, s.dtype) == (name, dtype)]
+    case = sample_case(operator, sample, 0)
+    target = find_target(case, provider, probe("cpu"))
+    verdict = check_invariant(invariant, case, target) if invariant else check(case, target)
+    return (verdict.status, verdict.reasons) if verdict else ("nothing to try", ())
+
+
+def sorted_on_the_device() -> list[str]:
+    """By either way every choice is in one tile of its expert, in order, and no tile holds anything else."""
+    experts, wrong = kernels("experts"), []
+    for tokens, top_k, count, height, absent in ((30, 4, 9, 16, 0.3), (130, 16, 20, 64, 0.1), (140, 15, 16, 16, 1.0)):
+        g = torch.Generator().manual_seed(tokens)
+        ids = torch.rand(tokens, count, generator=g).argsort(dim=-1)[:, :top_k].int()
+        ids[torch.rand(ids.shape, generator=g) < absent] = -1
+        wide = torch.cat([ids, torch.full_like(ids, 5)], dim=1)
+        owner, rows, tiles = experts._tiles(wide[:, :top_k], count, height)
+        found: dict[int, list[int]] = {}
+        for e, row in zip(owner.tolist(), rows.view(tiles, height).tolist(), strict=True):
+            if e >= 0:
+                held = [c for c in row if c >= 0]
+                found.setdefault(e, []).extend(held)
+                if row[: len(held)] != held or not held:
+                    wrong.append(f"{tokens} tokens: a tile of expert {e} is {row}")
+        wanted = {e: (ids.flatten() == e).nonzero().flatten().tolist() for e in range(count) if (ids == e).any()}
+        if found != wanted:
+            wrong.append(f"{tokens} tokens: {found} instead of {wanted}")
+    return wrong
+
+
+def _error(tokens: int, hidden: int, inner: int, dtype: torch.dtype, few_split: int) -> float:
+    """The largest error of a small layer in units of its largest output."""
+    g = torch.Generator().manual_seed(hidden)
+    w13 = random_codes(g, 2, 2 * inner, hidden, low=119, high=123)
+    w2 = random_codes(g, 2, hidden, inner, low=119, high=123)
+    x = torch.randn(tokens, hidden, generator=g).to(dtype)
+    ids = torch.tensor([[1, 0]], dtype=torch.int32).repeat(tokens, 1)
+    weights = torch.rand(tokens, 2, generator=g)
+    cut = replace(PACKED, few=tuple(replace(shape, split=few_split) for shape in PACKED.few))
+    got = kernels("experts").sum_of_experts(x, ids, weights, *pack(*w13), *pack(*w2), "situ", (4.0, 25.0), cut)
+    wanted: Tensor = moe_experts_mxfp4(x.float(), ids, weights, *w13, *w2, "situ", 4.0, 25.0)
+    return float((got.float() - wanted).abs().max() / wanted.abs().max())
+
+
+def columns_in_parts() -> list[str]:
+    """K cut inside a program: in whole parts, and where the last has fewer blocks or none."""
+    shapes = ((256, 32, 2), (384, 32, 2), (640, 32, 4), (160, 160, 2))
+    errors = {shape: _error(1, shape[0], shape[1], torch.float32, shape[2]) for shape in shapes}
+    return [f"{shape}: {error}" for shape, error in errors.items() if not error < 1e-5]
+
+
+def tall_tiles() -> list[str]:
+    """Tiles of 64 and of 128 choices, the last not full."""
+    errors = {tokens: _error(tokens, 64, 64, torch.bfloat16, 1) for tokens in (41, 133)}
+    return [f"{tokens} tokens: {error}" for tokens, error in errors.items() if not error < 0.01]
+
+
+SPECIAL = (sorted_on_the_device, columns_in_parts, tall_tiles)
+
+if __name__ == "__main__":
+    made = [judged(*one) for one in json.load(sys.stdin)]
+    special = [("Fail" if wrong else "Pass", wrong) for wrong in (run() for run in SPECIAL)]
+    sys.stdout.write(json.dumps([*made, *special]))
