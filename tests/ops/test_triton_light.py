@@ -18,17 +18,9 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 BOTH = ("float32", "bfloat16")
 MIXED = ("add", "first_layer", "reset_and_store", "no_norm", "no_rows", "faint")
 CHECKS = [
-    *(
-        ("attn_res_mix", f"triton{t}", name, dtype, "")
-        for t in ("", ":streamed8x2")
-        for name in MIXED
-        for dtype in BOTH
-    ),
+    *(("attn_res_mix", f"triton{t}", name, dtype, "") for t in ("", ":streamed8x2") for name in MIXED for dtype in BOTH),
     *(("attn_res_mix", "triton", "block_end", dtype, "batch") for dtype in BOTH),
-    *(
-        ("copy_pages", "triton", name, "bfloat16", "")
-        for name in ("chain", "swap", "fan_out", "strided", "none", "many")
-    ),
+    *(("copy_pages", "triton", name, "bfloat16", "") for name in ("chain", "swap", "fan_out", "strided", "none", "many")),
     *(("embed", "triton", name, dtype, "") for name in ("repeats", "negative_ids", "no_rows") for dtype in BOTH),
     *(("step_metadata", "triton", name, "bfloat16", "") for name in ("mixed", "empty", "nothing", "large_pages")),
 ]
@@ -44,9 +36,7 @@ def test_all_is_right_under_the_interpreter() -> None:
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)
     assert len(results) == len(CHECKS) + 1
-    assert [
-        (one, *result) for one, result in zip([*CHECKS, "scratch"], results, strict=True) if result[0] != "Pass"
-    ] == []
+    assert [(one, *result) for one, result in zip([*CHECKS, "scratch"], results, strict=True) if result[0] != "Pass"] == []
 
 
 def _pointers(of: str, *names: str) -> dict[str, str]:

@@ -76,11 +76,7 @@ def _tiles(
     rope_channels, value_channels = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_V)
     for at in tl.range(first, last, KEYS, num_stages=STAGES):
         row = (at - begin + columns)[:, None]
-        key_mask, rope_mask, value_mask = (
-            channels[None, :] < NOPE,
-            rope_channels[None, :] < ROPE,
-            value_channels < VALUE,
-        )
+        key_mask, rope_mask, value_mask = channels[None, :] < NOPE, rope_channels[None, :] < ROPE, value_channels < VALUE
         value_mask = value_mask[None, :]
         if MASKED:
             there = (at + columns < last)[:, None]
@@ -133,11 +129,7 @@ def _attend(
         sees = tl.where(real, context + i + 1, 0)
         limit = tl.max(sees, 0)
         if FIRST or limit > begin:
-            channels, rope_channels, value_channels = (
-                tl.arange(0, BLOCK_D),
-                tl.arange(0, BLOCK_P),
-                tl.arange(0, BLOCK_V),
-            )
+            channels, rope_channels, value_channels = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_V)
             from_q = q + token[:, None] * q_row + h * q_head
             query = tl.load(from_q + channels[None, :], real[:, None] & (channels[None, :] < NOPE), 0.0)
             inside = real[:, None] & (rope_channels[None, :] < ROPE)
