@@ -43,8 +43,8 @@ Note = Callable[[int, int, str], None]
 @dataclass(frozen=True, slots=True)
 class How:
     """How a selection is run: `jobs` processes (0: as many as suit the device), time limits, backend modules to
-    register besides those every process finds, whether to measure speed (for E5), the file of waivers, and seconds after
-    which what has not been judged counts as a timeout."""
+    register besides those every process finds, whether to measure speed (for E5), the file of waivers, and seconds
+    after which what has not been judged counts as a timeout."""
 
     jobs: int = 0
     limits: Limits = field(default_factory=Limits)
