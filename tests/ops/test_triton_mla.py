@@ -59,7 +59,8 @@ DECODE: dict[str, str] = {
     **_pointers("fp32", "partial", "lse"), "scale": "fp32",
     **_integers("q_row", "q_head", "page_stride", "table_row", "count", "max_splits"),
 }  # fmt: skip
-K3 = {"HEADS": 12, "RANK": 512, "ROPE": 64, "PAGE": 128, "BLOCK_BATCH": 64, "BLOCK_H": 16, "BLOCK_R": 512, "BLOCK_P": 64}
+K3 = {"HEADS": 12, "RANK": 512, "ROPE": 64, "PAGE": 128,
+      "BLOCK_BATCH": 64, "BLOCK_H": 16, "BLOCK_R": 512, "BLOCK_P": 64}  # fmt: skip
 MOST_SHARED = {"sm_90": 227 << 10, "sm_100": 227 << 10, "gfx950": 160 << 10, "gfx942": 64 << 10}
 
 
