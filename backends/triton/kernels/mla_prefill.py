@@ -1,7 +1,7 @@
 """MLA prefill: keys and values of a window of positions expanded from the latents, then attended to.
 
-Windows bound the scratch whatever the context. How many there are follows from shapes alone: one too many costs launches
-whose programs end at once. The running softmax passes from one to the next in fp32, which changes no result.
+Windows bound the scratch whatever the context. How many there are follows from shapes alone: one too many costs
+launches whose programs end at once. The running softmax passes from one to the next in fp32, which changes no result.
 """
 
 from __future__ import annotations
