@@ -29,7 +29,7 @@ def replayed(operator: Operator, case: Case, target: Target) -> list[dict[str, T
     call = dict(copy.args)
     if target.prepare:
         call |= target.prepare(**{name: call[name] for name in operator.weights})
-    before = {name: call[name].clone() for name in operator.mutates}
+    before = {name: call[name].clone() for name in operator.mutates if call[name] is not None}
     given: list[object] = []
     with torch.inference_mode():
         target.fn(**call)

@@ -34,9 +34,10 @@ def _json(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> Any:
 def test_rates_follow_from_cost_and_time(capsys: pytest.CaptureFixture[str]) -> None:
     data = _json(capsys, "rms_norm", "--sample", "plain", "--dtype", "float32")
     assert data["schema"] == "k3hal.op_bench/1"
-    assert {row["provider"] for row in data["results"]} >= {"cpu.rows", "reference"}
     limits = data["ceilings"]["float32"]
-    for row in data["results"]:
+    ran = [row for row in data["results"] if row["status"] != "NotSupported"]
+    assert {row["provider"] for row in ran} >= {"cpu.rows", "reference"}
+    for row in ran:
         assert row["status"] == "Pass"
         assert row["bytes_per_s"] == pytest.approx(row["bytes"] / row["seconds"])
         least = max(row["flops"] / limits["flops_per_s"], row["bytes"] / limits["bytes_per_s"])
