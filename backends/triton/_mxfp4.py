@@ -55,4 +55,6 @@ def _factors(scales: Tensor) -> Tensor:
     biased = scales.int() + BIAS
     if biased.numel() and (largest := int(scales.max())) > LARGEST:
         raise CheckpointError(f"an MXFP4 scale byte is {largest}, above {LARGEST} (255 is NaN)")
-    return biased.unflatten(2, (-1, 4)).unflatten(1, (-1, ROWS)).to(torch.uint8).view(torch.int32)[..., 0].transpose(2, 3)
+    return (
+        biased.unflatten(2, (-1, 4)).unflatten(1, (-1, ROWS)).to(torch.uint8).view(torch.int32)[..., 0].transpose(2, 3)
+    )

@@ -147,7 +147,9 @@ COMMANDS = {
     "manifest of nothing": Case("model manifest nowhere", r"cannot read nowhere"),
     "operator": Case("op explain kda_deocde", r"unknown operator 'kda_deocde'.*'kda_decode'"),
     "dims": Case("op explain kda_decode --shape heads", r"--shape: 'heads' is not NAME=VALUE"),
-    "dim that is none": Case("op explain kda_decode --shape haeds=2", r"--shape: kda_decode has no dim 'haeds'.*'heads'"),
+    "dim that is none": Case(
+        "op explain kda_decode --shape haeds=2", r"--shape: kda_decode has no dim 'haeds'.*'heads'"
+    ),
     "phase": Case("op explain kda_decode --phase later", r"--phase is 'later'"),
     "ranks": Case("op plan --tp 7", r"--tp is 7"),
     "described device": Case("op plan --device mi999", r"unknown device 'mi999'"),

@@ -70,7 +70,9 @@ def move_history(x, x_stride, history, known, start, end, h, heads, WIDTH: tl.co
     t = end - (WIDTH - 1) + place
     live = (place < WIDTH - 1) & (mine < channels)
     raw = tl.load(x + t * x_stride + mine, live & (t >= start), 0.0)
-    held = tl.load(history + (t - start + WIDTH - 1) * channels + mine, live & (t < start) & (t >= start - known * WIDTH), 0.0)
+    held = tl.load(
+        history + (t - start + WIDTH - 1) * channels + mine, live & (t < start) & (t >= start - known * WIDTH), 0.0
+    )
     # Several threads may read the same channel.
     tl.debug_barrier()
     tl.store(history + place * channels + mine, tl.where(t < start, held, raw), live)

@@ -102,7 +102,7 @@ def _held(
     running = _words(prefix + row * prefix_stride) + pair
     sources = ()
     for j in tl.static_range(COUNT):
-        sources = sources + (tl.load(mine + j * (block_stride // 2), live, 0),)  # noqa: RUF005 - Triton has no unpacking
+        sources = sources + (tl.load(mine + j * (block_stride // 2), live, 0),)
     keys = tl.load(key_weight.to(tl.pointer_type(tl.int64), bitcast=True) + pair, live, 0)
     key_low = keys.to(tl.int32).to(tl.float32, bitcast=True)
     key_high = (keys >> 32).to(tl.int32).to(tl.float32, bitcast=True)
@@ -120,7 +120,7 @@ def _held(
     scores = ()
     largest = own
     for j in tl.static_range(COUNT):
-        scores = scores + (_score_pairs(sources[j], key_low, key_high, dim, eps),)  # noqa: RUF005
+        scores = scores + (_score_pairs(sources[j], key_low, key_high, dim, eps),)
         largest = tl.maximum(largest, scores[j])
     share = tl.exp(own - largest)
     low, high, shares = _low(total) * share, _high(total) * share, share
