@@ -37,33 +37,28 @@ def split(x):
 
 @triton.jit
 def store_operand(out, size, at, x, HOW: tl.constexpr):
-    """Store an operand as `dot_stored` takes it: where it is split, the second halves lie `size` after the first."""
-    if HOW == "exact":
-        tl.store(out + at, x)
-    else:
-        high, low = split(x)
-        tl.store(out + at, high)
-        tl.store(out + size + at, low)
+    """Store an operand in the type of `out`; where it is split, what rounding leaves lies `size` further on."""
+    high = x.to(out.dtype.element_ty)
+    tl.store(out + at, high)
+    if HOW == "split":
+        tl.store(out + size + at, (x - high.to(tl.float32)).to(out.dtype.element_ty))
 
 
 @triton.jit
-def load_operand(stored, size, at, HOW: tl.constexpr):
-    """What `store_operand` has stored; twice the same where it is not split."""
-    if HOW == "exact":
-        x = tl.load(stored + at)
-        return x, x
-    else:
-        return tl.load(stored + at), tl.load(stored + size + at)
-
-
-@triton.jit
-def dot_stored(high, low, b, HOW: tl.constexpr):
-    """A product with a stored operand, which needs no register of its own."""
+def dot_stored(stored, size, at, b, FLIPPED: tl.constexpr, HOW: tl.constexpr):
+    """A product with a stored operand [at], or with its transpose; it goes from memory to the multiplier as it is.
+    `rounded` has it in bfloat16 alone."""
+    high = tl.load(stored + at)
+    high = tl.trans(high) if FLIPPED else high
     if HOW == "exact":
         return tl.dot(high, b, input_precision="ieee")
     else:
         b_high, b_low = split(b)
-        return tl.dot(high, b_high, tl.dot(high, b_low, tl.dot(low, b_high)))
+        rest = tl.dot(high, b_low)
+        if HOW == "split":
+            low = tl.load(stored + size + at)
+            rest = tl.dot(tl.trans(low) if FLIPPED else low, b_high, rest)
+        return tl.dot(high, b_high, rest)
 
 
 @triton.jit
@@ -285,9 +280,9 @@ def chunk_products(
             on_keys += more
             q_on_keys += q_more
             store_operand(n_out, size * DIM, tile, keys * tl.exp2(to_end), WIDE)
-            store_operand(q_out, size * DIM, tile, asks * tl.exp2(from_start), WIDE)
+            store_operand(q_out, size * DIM, tile, asks * tl.exp2(from_start), "rounded")
             tl.store(keep_out + out // CHUNK * DIM + at, tl.exp2(tl.min(from_start, 0)))
-        store_operand(m_out, size * CHUNK, out * CHUNK + row * CHUNK + column, q_on_keys, WIDE)
+        store_operand(m_out, size * CHUNK, out * CHUNK + row * CHUNK + column, q_on_keys, "rounded")
         inverse = _inverse(on_keys * strength[:, None], CHUNK, NARROW, WIDE) * strength[None, :]
         for part in range(0, DIM, PART):
             at = part + tl.arange(0, PART)
