@@ -25,6 +25,7 @@ def laid_out(conv_weight: Tensor, A_log: Tensor, **others: Tensor) -> Mapping[st
     """Taps as [W, C] and the gate's rate `exp(A_log)`."""
     return {"conv_weight": conv_weight.t().contiguous(), "A_log": A_log.exp(), **others}
 
+
 CHUNK_TILES: Mapping[str, Mapping[str, int]] = {
     "columns64": {"columns": 64},
     "columns64_warps8": {"columns": 64, "scan_warps": 8},

@@ -43,9 +43,7 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tenso
 
 
 def _recurrent(rows: int) -> Callable[..., Tensor]:
-    def kda_recurrent(
-        q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, slots: Tensor
-    ) -> Tensor:
+    def kda_recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, slots: Tensor) -> Tensor:
         """See the operator."""
         return kernels("kda_parts").kda_recurrent(q, k, v, g, beta, state, slots, rows)
 

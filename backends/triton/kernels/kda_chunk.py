@@ -27,6 +27,10 @@ class Tiles:
     stages: int = 2
 
 
+EXACT = Tiles(chunk=32, columns=16, scan_warps=8, stages=1)
+"""For exact products, which hold their operands in registers."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Sequences:
     slots: Tensor
@@ -67,6 +71,11 @@ def _products(
     return w, u, q_decayed, n, m, keep
 
 
+def _stages(tiles: Tiles) -> int:
+    """One on AMD, whose multiprocessors have no room for the operands of two chunks."""
+    return 1 if torch.version.hip else tiles.stages
+
+
 def kda_chunk(
     q: Tensor,
     k: Tensor,
@@ -91,7 +100,7 @@ def kda_chunk(
     chunk_scan[(dim // columns, heads, count + 1)](
         *products, state, slots, cu_seqlens, of.known, q, state, v, g, out,
         state.stride(0), 0, 0, 0, count, rows, heads, 0.0,
-        False, False, 2, 1, dim, tiles.chunk, columns, "exact", "exact", tiles.stages, num_warps=tiles.scan_warps,
+        False, False, 2, 1, dim, tiles.chunk, columns, "exact", "exact", _stages(tiles), num_warps=tiles.scan_warps,
     )  # fmt: skip
     return out
 
@@ -114,11 +123,13 @@ def kda_prefill(
     eps: float,
     tiles: Tiles,
 ) -> Tensor:
-    """See the operator. `taps` [W, C] and `rate` are prepared."""
+    """See the operator. `taps` [W, C] and `rate` are prepared. In fp32 the tiles are `EXACT`, whatever is asked for."""
     rows, heads, dim = raw_gate.shape
     out = torch.empty((rows, heads * dim), dtype=qkv.dtype, device=qkv.device)
     if not rows:
         return out
+    if qkv.dtype is torch.float32:
+        tiles = EXACT
     of, count, width = _Sequences(slots, cu_seqlens, has_state.view(torch.uint8)), slots.shape[0], taps.shape[0]
     # A gate bounded further down, or not at all, meets in blocks of one token. So does fp32, for its precision.
     base = 16 if lower_bound is not None and lower_bound >= -10.0 and qkv.dtype is not torch.float32 else 1
@@ -133,7 +144,8 @@ def kda_prefill(
         *products, state, slots, cu_seqlens, of.known, qkv, conv_state, out_gate, norm_weight, read,
         state.stride(0), qkv.stride(0), conv_state.stride(0), out_gate.stride(0), count, rows, heads, eps,
         True, normed, width, triton.next_power_of_2(width - 1), dim, tiles.chunk, columns,
-        *(("exact", "exact") if qkv.dtype is torch.float32 else ("split", "rounded")), tiles.stages, num_warps=tiles.scan_warps,
+        *(("exact", "exact") if qkv.dtype is torch.float32 else ("split", "rounded")), _stages(tiles),
+        num_warps=tiles.scan_warps,
     )  # fmt: skip
     if not normed:
         gated_norm[(triton.cdiv(rows * heads, NORM_ROWS),)](
