@@ -19,7 +19,7 @@ def _gate(
     raw_gate, beta_logits, rate, dt_bias, g, beta, raw_stride, beta_stride, heads, lower_bound,
     BOUNDED: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    h, t = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    t, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, PADDED)
     live = at < DIM
     raw = tl.load(raw_gate + t * raw_stride + h * DIM + at, live, 0.0)
@@ -36,7 +36,7 @@ def kda_gate(
     g = torch.empty(raw_gate.shape, dtype=torch.float32, device=raw_gate.device)
     beta = torch.empty((rows, heads), dtype=torch.float32, device=raw_gate.device)
     if rows:
-        _gate[(heads, rows)](
+        _gate[(rows, heads)](
             raw_gate, beta_logits, rate, dt_bias, g, beta, raw_gate.stride(0), beta_logits.stride(0), heads,
             lower_bound or 0.0, lower_bound is not None, dim, triton.next_power_of_2(dim), num_warps=1,
         )  # fmt: skip
