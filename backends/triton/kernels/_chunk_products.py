@@ -1,8 +1,8 @@
 """What chunks of KDA are to the states they meet: everything but the state, all chunks of all sequences at a time.
 
 With S the state [V, K] at a chunk's start, G_i the decay from there through token i and T the inverse below:
-u = U - W S^T, o = (Q S^T + M u) K^-0.5, and the next state is keep * S + u^T N, where W = T (beta exp G k), U = T (beta v),
-Q = exp G q, N = exp(G_end - G) k, M = q k exp(G_i - G_j) for j <= i (k3_architecture §2.6).
+u = U - W S^T, o = (Q S^T + M u) K^-0.5, and the next state is keep * S + u^T N, where W = T (beta exp G k),
+U = T (beta v), Q = exp G q, N = exp(G_end - G) k, M = q k exp(G_i - G_j) for j <= i (k3_architecture §2.6).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def dot(a, b, HOW: tl.constexpr):
     than tf32 with its 11 bits, which the hardware cuts off."""
     if HOW == "exact":
         return tl.dot(a, b, input_precision="ieee")
-    elif HOW == "half":
+    elif HOW == "half":  # noqa: RET505
         return tl.dot(a.to(tl.float16), b.to(tl.float16))
     else:
         high, low = split(a)
@@ -37,33 +37,28 @@ def split(x):
 
 @triton.jit
 def store_operand(out, size, at, x, HOW: tl.constexpr):
-    """Store an operand as `dot_stored` takes it: where it is split, the second halves lie `size` after the first."""
-    if HOW == "exact":
-        tl.store(out + at, x)
-    else:
-        high, low = split(x)
-        tl.store(out + at, high)
-        tl.store(out + size + at, low)
+    """Store an operand in the type of `out`; where it is split, what rounding leaves lies `size` further on."""
+    high = x.to(out.dtype.element_ty)
+    tl.store(out + at, high)
+    if HOW == "split":
+        tl.store(out + size + at, (x - high.to(tl.float32)).to(out.dtype.element_ty))
 
 
 @triton.jit
-def load_operand(stored, size, at, HOW: tl.constexpr):
-    """What `store_operand` has stored; twice the same where it is not split."""
-    if HOW == "exact":
-        x = tl.load(stored + at)
-        return x, x
-    else:
-        return tl.load(stored + at), tl.load(stored + size + at)
-
-
-@triton.jit
-def dot_stored(high, low, b, HOW: tl.constexpr):
-    """A product with a stored operand, which needs no register of its own."""
+def dot_stored(stored, size, at, b, FLIPPED: tl.constexpr, HOW: tl.constexpr):
+    """A product with a stored operand [at], or with its transpose; it goes from memory to the multiplier as it is.
+    `rounded` has it in bfloat16 alone."""
+    high = tl.load(stored + at)
+    high = tl.trans(high) if FLIPPED else high
     if HOW == "exact":
         return tl.dot(high, b, input_precision="ieee")
-    else:
+    else:  # noqa: RET505
         b_high, b_low = split(b)
-        return tl.dot(high, b_high, tl.dot(high, b_low, tl.dot(low, b_high)))
+        rest = tl.dot(high, b_low)
+        if HOW == "split":
+            low = tl.load(stored + size + at)
+            rest = tl.dot(tl.trans(low) if FLIPPED else low, b_high, rest)
+        return tl.dot(high, b_high, rest)
 
 
 @triton.jit
@@ -108,7 +103,7 @@ def _decay_in_blocks(g, BASE: tl.constexpr, CHUNK: tl.constexpr, DIM: tl.constex
     """Decays from the start of blocks of BASE tokens."""
     if BASE == 1:
         return g
-    else:
+    else:  # noqa: RET505
         return tl.reshape(tl.cumsum(tl.reshape(g, [CHUNK // BASE, BASE, DIM]), 1), [CHUNK, DIM])
 
 
@@ -123,7 +118,7 @@ def _in_blocks(q, k, from_start, BASE: tl.constexpr, CHUNK: tl.constexpr, DIM: t
     if BASE == 1:
         zero = tl.zeros([CHUNK, CHUNK], tl.float32)
         return zero, zero
-    else:
+    else:  # noqa: RET505
         blocks = tl.reshape(from_start, [CHUNK // BASE, BASE, DIM])
         middle = tl.reshape(blocks - 0.5 * tl.min(blocks, 1)[:, None, :], [CHUNK, DIM])
         columns = tl.trans(k * tl.exp2(-middle))
@@ -210,7 +205,7 @@ def _rows(
 ):  # fmt: skip
     if FUSED:
         return convolve_rows(x, x_stride, history, has, taps, at, rows, start, end, channels, WIDTH)
-    else:
+    else:  # noqa: RET505
         return tl.load(x + rows[:, None] * x_stride + at[None, :], (rows < end)[:, None], 0.0).to(tl.float32)
 
 
@@ -285,9 +280,9 @@ def chunk_products(
             on_keys += more
             q_on_keys += q_more
             store_operand(n_out, size * DIM, tile, keys * tl.exp2(to_end), WIDE)
-            store_operand(q_out, size * DIM, tile, asks * tl.exp2(from_start), WIDE)
+            store_operand(q_out, size * DIM, tile, asks * tl.exp2(from_start), "rounded")
             tl.store(keep_out + out // CHUNK * DIM + at, tl.exp2(tl.min(from_start, 0)))
-        store_operand(m_out, size * CHUNK, out * CHUNK + row * CHUNK + column, q_on_keys, WIDE)
+        store_operand(m_out, size * CHUNK, out * CHUNK + row * CHUNK + column, q_on_keys, "rounded")
         inverse = _inverse(on_keys * strength[:, None], CHUNK, NARROW, WIDE) * strength[None, :]
         for part in range(0, DIM, PART):
             at = part + tl.arange(0, PART)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from k3hal.backends.triton.kernels._chunk_products import dot_stored, load_operand
+from k3hal.backends.triton.kernels._chunk_products import dot_stored
 from k3hal.backends.triton.kernels._kda import gated, move_history
 
 
@@ -22,7 +22,7 @@ def chunk_scan(
     w, u, q, n_, m, keep, state, slots, starts, known, qkv, conv_state, out_gate, norm, out,
     state_stride, qkv_stride, conv_stride, gate_stride, count, tokens, heads, eps,
     FUSED: tl.constexpr, NORM: tl.constexpr, WIDTH: tl.constexpr, WINDOW: tl.constexpr, DIM: tl.constexpr,
-    CHUNK: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
+    CHUNK: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr, READ: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """COLUMNS values of one head's state through one sequence; what comes after the last sequence is padding.
 
@@ -38,7 +38,7 @@ def chunk_scan(
             _clear(out, start, end, heads, h * DIM + column, CHUNK, DIM)
         elif start < end:
             has = tl.load(known + n).to(tl.int32)
-            if FUSED:
+            if FUSED:  # noqa: SIM102
                 if part == 0:
                     history = conv_state + slot * conv_stride
                     move_history(qkv, qkv_stride, history, has, start, end, h, heads, WIDTH, WINDOW, DIM)
@@ -51,15 +51,12 @@ def chunk_scan(
                 base = (place * heads + h) * CHUNK
                 tile = base * DIM + row * DIM + at[None, :]
                 mine = base * DIM + row * DIM + column[None, :]
-                w_high, w_low = load_operand(w, size * DIM, tile, WIDE)
-                q_high, q_low = load_operand(q, size * DIM, tile, WIDE)
-                m_high, m_low = load_operand(m, size * CHUNK, base * CHUNK + row * CHUNK + in_chunk, WIDE)
-                n_high, n_low = load_operand(n_, size * DIM, tile, WIDE)
-                added = tl.load(u + mine) - dot_stored(w_high, w_low, held, WIDE)
-                read = dot_stored(q_high, q_low, held, WIDE) + dot_stored(m_high, m_low, added, WIDE)
+                pairs = base * CHUNK + row * CHUNK + in_chunk
+                added = tl.load(u + mine) - dot_stored(w, size * DIM, tile, held, False, WIDE)
+                read = dot_stored(q, 0, tile, held, False, READ) + dot_stored(m, 0, pairs, added, False, READ)
                 read *= 1.0 / tl.sqrt_rn(DIM * 1.0)
                 decay = tl.load(keep + base // CHUNK * DIM + at)
-                held = held * decay[:, None] + dot_stored(tl.trans(n_high), tl.trans(n_low), added, WIDE)
+                held = held * decay[:, None] + dot_stored(n_, size * DIM, tile, added, True, WIDE)
                 rows = (first + tl.arange(0, CHUNK)).to(tl.int64)
                 live = (rows < end)[:, None]
                 if NORM:

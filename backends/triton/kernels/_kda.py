@@ -10,7 +10,7 @@ import triton.language as tl
 
 
 def at_most(registers: int) -> Mapping[str, int]:
-    """A launch's limit of registers a thread, for more programs at a time on a multiprocessor; AMD has no such option."""
+    """A launch's limit of registers a thread, for more programs at a time on a multiprocessor. Not for AMD."""
     return {} if torch.version.hip else {"maxnreg": registers}
 
 
@@ -32,7 +32,7 @@ def log_decay(raw, bias, rate, lower_bound, BOUNDED: tl.constexpr):
     shifted = raw.to(tl.float32) + bias
     if BOUNDED:
         return lower_bound * tl.sigmoid(rate * shifted)
-    else:
+    else:  # noqa: RET505
         return -rate * softplus(shifted)
 
 
@@ -62,7 +62,10 @@ def convolve_rows(x, x_stride, history, known, taps, at, rows, start, end, chann
 
 
 @triton.jit
-def move_history(x, x_stride, history, known, start, end, h, heads, WIDTH: tl.constexpr, WINDOW: tl.constexpr, DIM: tl.constexpr):  # fmt: skip
+def move_history(
+    x, x_stride, history, known, start, end, h, heads,
+    WIDTH: tl.constexpr, WINDOW: tl.constexpr, DIM: tl.constexpr,
+):  # fmt: skip
     """Leave the last W - 1 raw inputs of a head's channels in the history, what it held included."""
     channels = 3 * heads * DIM
     mine = head_channels(h, heads, DIM)[None, :, :]

@@ -22,9 +22,13 @@ class Tiles:
     chunk: int = 64
     part: int = 64
     columns: int = 32
-    warps: int = 4
+    warps: int = 8
     scan_warps: int = 4
     stages: int = 2
+
+
+EXACT = Tiles(chunk=32, columns=16, scan_warps=8, stages=1)
+"""For exact products, which hold their operands in registers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +56,24 @@ def _products(
     # A split operand lies in two planes.
     kind, planes = (torch.float32, 1) if exact else (torch.bfloat16, 2)
     places = rows // chunk + count
-    w, q_decayed, n = (torch.empty((planes, places, heads, chunk, dim), dtype=kind, device=device) for _ in range(3))
-    m = torch.empty((planes, places, heads, chunk, chunk), dtype=kind, device=device)
+    w, n = (torch.empty((planes, places, heads, chunk, dim), dtype=kind, device=device) for _ in range(2))
+    # The result is rounded to bfloat16 itself: what only it depends on need not be split.
+    q_decayed = torch.empty((places, heads, chunk, dim), dtype=kind, device=device)
+    m = torch.empty((places, heads, chunk, chunk), dtype=kind, device=device)
     u = torch.empty((places, heads, chunk, dim), dtype=torch.float32, device=device)
     keep = torch.empty((places, heads, dim), dtype=torch.float32, device=device)
     chunk_products[(heads, places)](
         *tensors, *weights, of.slots, of.starts, of.known, w, u, q_decayed, n, m, keep,
         *(x.stride(0) for x in tensors), weights[3].stride(0), count, heads, lower_bound or 0.0,
         fused, lower_bound is not None, taps.shape[0] if fused else 2, dim, min(tiles.part, dim), chunk, base,
-        "exact" if exact else "half", "exact" if exact else "split", num_warps=tiles.warps,
+        "exact" if exact else "half", "exact" if exact else "split", num_warps=tiles.warps, num_stages=1,
     )  # fmt: skip
     return w, u, q_decayed, n, m, keep
+
+
+def _stages(tiles: Tiles) -> int:
+    """One on AMD, whose multiprocessors have no room for the operands of two chunks."""
+    return 1 if torch.version.hip else tiles.stages
 
 
 def kda_chunk(
@@ -89,7 +100,7 @@ def kda_chunk(
     chunk_scan[(dim // columns, heads, count + 1)](
         *products, state, slots, cu_seqlens, of.known, q, state, v, g, out,
         state.stride(0), 0, 0, 0, count, rows, heads, 0.0,
-        False, False, 2, 1, dim, tiles.chunk, columns, "exact", tiles.stages, num_warps=tiles.scan_warps,
+        False, False, 2, 1, dim, tiles.chunk, columns, "exact", "exact", _stages(tiles), num_warps=tiles.scan_warps,
     )  # fmt: skip
     return out
 
@@ -112,11 +123,13 @@ def kda_prefill(
     eps: float,
     tiles: Tiles,
 ) -> Tensor:
-    """See the operator. `taps` [W, C] and `rate` are prepared."""
+    """See the operator. `taps` [W, C] and `rate` are prepared. In fp32 the tiles are `EXACT`, whatever is asked for."""
     rows, heads, dim = raw_gate.shape
     out = torch.empty((rows, heads * dim), dtype=qkv.dtype, device=qkv.device)
     if not rows:
         return out
+    if qkv.dtype is torch.float32:
+        tiles = EXACT
     of, count, width = _Sequences(slots, cu_seqlens, has_state.view(torch.uint8)), slots.shape[0], taps.shape[0]
     # A gate bounded further down, or not at all, meets in blocks of one token. So does fp32, for its precision.
     base = 16 if lower_bound is not None and lower_bound >= -10.0 and qkv.dtype is not torch.float32 else 1
@@ -131,7 +144,8 @@ def kda_prefill(
         *products, state, slots, cu_seqlens, of.known, qkv, conv_state, out_gate, norm_weight, read,
         state.stride(0), qkv.stride(0), conv_state.stride(0), out_gate.stride(0), count, rows, heads, eps,
         True, normed, width, triton.next_power_of_2(width - 1), dim, tiles.chunk, columns,
-        "exact" if qkv.dtype is torch.float32 else "split", tiles.stages, num_warps=tiles.scan_warps,
+        *(("exact", "exact") if qkv.dtype is torch.float32 else ("split", "rounded")), _stages(tiles),
+        num_warps=tiles.scan_warps,
     )  # fmt: skip
     if not normed:
         gated_norm[(triton.cdiv(rows * heads, NORM_ROWS),)](

@@ -1,0 +1,97 @@
+"""KDA's Triton kernels: right under the interpreter, and compiled for the GPUs they are for."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+
+ROOT = Path(__file__).parents[2]
+CASES = {
+    "kda_decode": ("null_slots", "head_dim_128", "unbounded"),
+    "kda_prefill": ("null_slot", "empty_sequences"),
+    "kda_chunk": ("null_slot", "empty_sequences"),
+    "kda_recurrent": ("null_slots",),
+    "kda_gate": ("unbounded_strong",),
+    "causal_conv1d": ("null_slot", "empty_sequences"),
+    "gated_rms_norm": ("odd",),
+}
+_COMPILE = """
+import sys
+
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from k3hal.backends.triton.kernels.kda_decode import _kda_decode
+from k3hal.backends.triton.kernels._chunk_scan import chunk_scan
+
+
+def shared(kernel, narrow, wide, floats, constants, warps):
+    kinds = {name: "i32" for name in kernel.arg_names} | {"slots": "*i32", "starts": "*i32", "known": "*u8"}
+    kinds |= dict.fromkeys(narrow.split(), "*bf16") | dict.fromkeys(wide.split(), "*fp32")
+    kinds |= dict.fromkeys(floats.split(), "fp32") | dict.fromkeys(constants, "constexpr")
+    signature = {name: kinds[name] for name in kernel.arg_names}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    return compile(source, target=target, options={"num_warps": warps}).metadata.shared
+
+
+name, arch, warp = sys.argv[1:]
+target = GPUTarget(name, int(arch) if arch.isdigit() else arch, int(warp))
+decode = {"BOUNDED": True, "WIDTH": 4, "WINDOW": 4, "DIM": 128, "ROWS": 32}
+print(shared(
+    _kda_decode, "qkv raw_gate beta_logits out_gate conv_state out", "taps rate dt_bias norm state",
+    "lower_bound eps", decode, 4,
+))
+scan = {
+    "FUSED": True, "NORM": False, "WIDTH": 4, "WINDOW": 4, "DIM": 128, "CHUNK": 64, "COLUMNS": 32, "WIDE": "split",
+    "READ": "rounded", "STAGES": 2 if name == "cuda" else 1,
+}
+print(shared(
+    chunk_scan, "w q n_ m qkv conv_state out_gate", "u keep state norm out", "eps", scan, 4,
+))
+"""
+
+
+def _run(*arguments: str, interpret: bool) -> str:
+    env = {**os.environ, "TRITON_INTERPRET": "1" if interpret else "0", "OMP_NUM_THREADS": "1"}
+    env["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
+    done = subprocess.run(
+        [sys.executable, "-P", *arguments], cwd=ROOT, env=env, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("op", CASES)
+def test_the_interpreter_gives_what_the_contract_says(op: str, tmp_path: Path) -> None:
+    samples = [word for name in CASES[op] for word in ("--sample", name)]
+    where = ["--provider", "triton", "--device", "cpu", "--save", str(tmp_path), "--json"]
+    verdicts: list[dict[str, Any]] = json.loads(
+        _run("-m", "k3hal.cli", "op", "compare", op, *samples, *where, interpret=True)
+    )["results"]
+    assert len(verdicts) == 2 * len(CASES[op])
+    assert {v["status"] for v in verdicts} == {"Pass"}
+
+
+@pytest.mark.parametrize(
+    ("target", "most_shared"),
+    [
+        (("cuda", "90", "32"), 227 << 10),
+        (("cuda", "100", "32"), 227 << 10),
+        (("hip", "gfx942", "64"), 64 << 10),
+        (("hip", "gfx950", "64"), 160 << 10),
+    ],
+)
+def test_kernels_compile_into_the_shared_memory_there_is(target: tuple[str, str, str], most_shared: int) -> None:
+    sizes = [int(line) for line in _run("-c", _COMPILE, *target, interpret=False).split()]
+    assert len(sizes) == 2
+    assert max(sizes) <= most_shared
