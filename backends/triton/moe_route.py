@@ -11,9 +11,7 @@ from k3hal.dispatch import provides
 
 
 def _of_warps(warps: int) -> Callable[..., tuple[Tensor, Tensor]]:
-    def moe_route(
-        logits: Tensor, bias: Tensor, top_k: int, renormalize: bool, scale: float
-    ) -> tuple[Tensor, Tensor]:
+    def moe_route(logits: Tensor, bias: Tensor, top_k: int, renormalize: bool, scale: float) -> tuple[Tensor, Tensor]:
         """See the operator."""
         return kernels("moe_route").moe_route(logits, bias, top_k, renormalize, scale, warps)
 
