@@ -9,9 +9,13 @@ PYTHON ?= python3
 MODEL ?=
 SERVE_ARGS ?=
 PYTEST_ARGS ?=
+TEST_WORKERS ?= 2
 
 STAMP := $(VENV)/.k3hal-setup
 export PYTHON
+
+# As many processes of one thread each as there are workers: threads of several processes would wait for each other.
+TEST_ENV := OMP_NUM_THREADS=1
 
 .PHONY: setup serve test check nightly
 .DEFAULT_GOAL := setup
@@ -30,7 +34,7 @@ check: $(STAMP)
 	ci/check $(VENV)/bin
 
 test: check
-	$(VENV)/bin/python -m pytest -m "not nightly and not device" $(PYTEST_ARGS)
+	$(TEST_ENV) $(VENV)/bin/python -m pytest -m "not nightly and not device" -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 nightly: $(STAMP)
 	ci/nightly $(VENV)/bin

@@ -16,12 +16,17 @@ _BITS = {1: torch.uint8, 2: torch.uint16}
 def mend() -> None:
     """Change the interpreter's casts, `tl.dot` and products of bfloat16. Call once."""
     builder: Any = interpreter.InterpreterBuilder
-    cast, dot, multiply = builder.cast_impl, builder.create_dot, builder.create_fmul
+    cast, convert = builder.cast_impl, builder.create_fp_to_fp
+    dot, multiply = builder.create_dot, builder.create_fmul
 
     def cast_impl(self: Any, source: Any, target: Any) -> Any:
         # A handle is true or false by its values.
         narrow = _cast(source, target.scalar)
         return cast(self, source, target) if narrow is None else narrow
+
+    def create_fp_to_fp(self: Any, source: Any, target: Any, rounding: Any) -> Any:
+        narrow = _cast(source, target.scalar)
+        return convert(self, source, target, rounding) if narrow is None else narrow
 
     def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
         return dot(self, _wide(a), _wide(b), *rest)
@@ -30,7 +35,7 @@ def mend() -> None:
         product = multiply(self, _wide(a), _wide(b))
         return _cast(product, tl.bfloat16) if a.dtype.scalar == tl.bfloat16 else product
 
-    for method in (cast_impl, create_dot, create_fmul):
+    for method in (cast_impl, create_fp_to_fp, create_dot, create_fmul):
         setattr(builder, method.__name__, method)
 
 

@@ -10,6 +10,7 @@ from k3hal.dispatch import Needs
 from k3hal.dispatch.call import Answer, Call, No, Yes
 
 INTERPRETER = "triton_interpreter"
+FP8_ARCH = 89
 NEEDS = Needs(packages={"triton": ">=3.6"})
 
 
@@ -20,6 +21,16 @@ def runs(call: Call) -> Answer:
     if INTERPRETER in call.device.features:
         return Yes("interpreted")
     return No("on a CPU it needs Triton's interpreter: TRITON_INTERPRET=1")
+
+
+def cache_supported(call: Call) -> Answer:
+    """Whether kernels of the paged MLA cache run: of the activation dtype, or fp8."""
+    kind = call.dims.get("kv_dtype", call.dtype)
+    if kind not in (call.dtype, "float8_e4m3fn"):
+        return No(f"needs kv_dtype {call.dtype} or float8_e4m3fn, this is {kind}")
+    if kind == "float8_e4m3fn" and call.device.vendor == "nvidia" and call.device.arch_number < FP8_ARCH:
+        return No(f"Triton converts float8_e4m3fn from sm_{FP8_ARCH} on, this is {call.device.arch}")
+    return runs(call)
 
 
 @cache

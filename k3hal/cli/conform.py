@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,6 +35,10 @@ def run(
     bench: Annotated[bool, typer.Option("--bench", help="Measure speed as well, which E5 takes.")] = False,
     jobs: Annotated[int, typer.Option("--jobs", metavar="N", help="Processes; 0 is what suits the device.")] = 0,
     timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="For one check.")] = 60.0,
+    limit: Annotated[
+        float | None,
+        typer.Option("--limit", metavar="SECONDS", help="For all; what is not judged by then counts as a timeout."),
+    ] = None,
     waivers: Annotated[
         Path | None, typer.Option("--waivers", metavar="FILE", help="Default: ci/expectations/VENDOR.toml.")
     ] = None,
@@ -54,6 +59,8 @@ def run(
         raise UsageError(f"--jobs is {jobs}", hint=f"from 0 to {MOST_JOBS}")
     if not 0 < timeout <= 86400:
         raise UsageError(f"--timeout is {timeout:g}", hint="above 0, at most 86400")
+    if limit is not None and not limit > 0:
+        raise UsageError(f"--limit is {limit:g}", hint="above 0")
     known = default_registry().backends
     if backend is not None and backend not in known:
         raise UsageError(f"--backend: no backend is called {backend!r}", hint=nearest(backend, known))
@@ -61,6 +68,7 @@ def run(
     selection = Selection.on(machine, backend, op, quick)
     limits = Limits(check=timeout, start=max(timeout, Limits().start))
     how = runner.How(jobs, limits, bench=bench, waivers=waivers or runner.expectations(machine.vendor))
+    how = how if limit is None else replace(how, limit=limit)
     with _Bar() as note:
         report = runner.run(selection, out, how, note)
     code = runner.exit_code(report)

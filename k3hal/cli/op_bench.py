@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from k3hal.debug.bench import Ceilings, Timing
+    from k3hal.debug.case import Case
     from k3hal.dispatch.device import DeviceDescription
 
 
@@ -49,7 +50,7 @@ def bench(
         raise UsageError(f"--seconds is {seconds:g}", hint="above 0, at most 600")
     machine = present(device)
     cases = list(cases_of(op, names=sample, tags=tag, dtypes=dtype, files=case, seeds=(seed,)))
-    names = provider.split(",") if provider else _providers(op, machine)
+    names = provider.split(",") if provider else _providers(op, machine, cases)
     ceilings = {kind: measure_ceilings(machine, kind) for kind in dict.fromkeys(case.dtype for case in cases)}
     if not as_json:
         _print_ceilings(ceilings, machine)
@@ -69,13 +70,13 @@ def bench(
     return exit_code([timing.verdict.status for timing in timings])
 
 
-def _providers(op: str, machine: DeviceDescription) -> list[str]:
-    """Providers for the machine's vendor that selection may take, and the reference beside them where it is a CPU."""
+def _providers(op: str, machine: DeviceDescription, cases: list[Case]) -> list[str]:
+    """Providers that selection may take and that run any of the cases, and on a CPU the reference beside them."""
     from k3hal.dispatch.registry import default_registry
 
     registry = default_registry()
-    mine = [p for p in registry.of(op) if not p.needs.vendors or machine.vendor in p.needs.vendors]
-    found = [p.id for p in mine if registry.backends[p.backend].auto]
+    mine = [p for p in registry.of(op) if registry.backends[p.backend].auto]
+    found = [p.id for p in mine if any(p.answer(case.call(machine)) for case in cases)]
     return [*found, "reference"] if machine.vendor == "cpu" else found
 
 
@@ -97,4 +98,5 @@ def _print(timing: Timing) -> None:
         f"{head} {1e6 * timing.seconds:10.1f} us  {timing.flops / timing.seconds / 1e9:8.2f} GFLOP/s  "
         f"{timing.bytes / timing.seconds / 1e9:8.2f} GB/s  {100 * timing.roofline:5.1f} % of the roofline  "
         f"spread {timing.spread:.2f}"
+        + (f"  in a row {1e6 * timing.in_a_row:.1f} us ({timing.method})" if timing.in_a_row else "")
     )

@@ -27,6 +27,7 @@ from k3hal.model.write import write_preset
 
 NOT_COMPUTED = ("copy_pages", "sample")
 """Operators of a plan that the logits of one given sequence do not depend on: the check proves nothing of them."""
+END_TO_END_TIMEOUT = 600.0
 TOKENS, DECODES = 136, 8
 """Of the one sequence: more than two chunks of KDA and one page of MLA; the last ones are decoded one by one."""
 
@@ -114,7 +115,7 @@ def _logits(folder: Path, device: str, dtype: str, ops: str | None) -> tuple[Ten
 
 
 def end_to_end_isolated(
-    preset: str, device: str, ops: str | None, threads: int, *, timeout: float = 600.0
+    preset: str, device: str, ops: str | None, threads: int, *, timeout: float = END_TO_END_TIMEOUT
 ) -> list[EndToEnd]:
     """`run_end_to_end` of a preset built from seed 0, in a process of its own: a crash or a hang is the result."""
     with tempfile.TemporaryDirectory(prefix="k3hal-conform-") as folder:

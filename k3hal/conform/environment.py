@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-import k3hal
 from k3hal import __version__
+from k3hal.conform.source_state import SourceState, source_root, source_state
 from k3hal.dispatch.device import DeviceDescription
 from k3hal.dispatch.registry import Registry
 from k3hal.env import PREFIX
@@ -26,7 +26,6 @@ KNOWN_PREFIXES = (
 )  # fmt: skip
 """Variables that change what an operator computes or which code runs. A path's value is not recorded, only that it
 is set."""
-SOURCES = ("k3hal", "dispatch", "backends", "model", "pyproject.toml")
 _DRIVERS = {
     "nvidia": Path("/proc/driver/nvidia/version"),
     "amd": Path("/sys/module/amdgpu/version"),
@@ -48,32 +47,12 @@ class Statement:
         return {"product": "k3hal", **fields}
 
 
-def checkout() -> Path | None:
-    """The root of the git checkout this package is used from; None for an installed one."""
-    for folder in Path(k3hal.__file__).resolve().parents:
-        if (folder / ".git").exists() and (folder / "dispatch").is_dir():
-            return folder
-    return None
-
-
 def statement() -> Statement:
     """Of the code as it is now: a change of any source file that is not committed makes it dirty."""
-    root = checkout()
+    root = source_root()
     created = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    if root is None:
-        return Statement(__version__, "", False, created)
-    commit = _git(root, "rev-parse", "HEAD")
-    changed = _git(root, "status", "--porcelain", "--", *SOURCES)
-    return Statement(__version__, commit or "", changed != "", created)
-
-
-def _git(root: Path, *words: str) -> str | None:
-    """What git prints; None where it is not installed or fails, and so what it would say is not known."""
-    try:
-        done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    state = SourceState("", False) if root is None else source_state(root)
+    return Statement(__version__, state.commit, state.dirty, created)
 
 
 def device_json(device: DeviceDescription) -> dict[str, Any]:

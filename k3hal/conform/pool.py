@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import select
 import signal
@@ -26,6 +27,8 @@ from k3hal.errors import BackendError
 MODULE = "k3hal.conform.worker"
 MOST_DEATHS = 3
 """After so many crashes or hangs of one provider of an operator, its other checks are not tried."""
+FULL_SIZE = ("k3", "device")
+"""Classes of shapes whose golden may be too much for a host."""
 PREPARING = 10
 """How many times longer a case and its golden may take than a check."""
 
@@ -104,10 +107,13 @@ class Child:
 
 
 class Lane:
-    """One process at a time, and the tasks given to it one after another. Close it when done."""
+    """One process at a time, and the tasks given to it one after another. Close it when done.
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits, self._child, self._fresh = limits, None, True
+    What is not judged by `until` (of the monotonic clock) counts as a timeout.
+    """
+
+    def __init__(self, limits: Limits, until: float = math.inf) -> None:
+        self._limits, self._until, self._child, self._fresh = limits, until, None, True
 
     def __enter__(self) -> Lane:
         return self
@@ -122,6 +128,10 @@ class Lane:
         """
         progress = _Progress(task, note)
         while True:
+            if time.monotonic() >= self._until:
+                self._drop()
+                progress.give_up("not judged: the time of the whole run was over")
+                return Outcome(progress.results, progress.skipped)
             child = self._started()
             child.send(progress.rest())
             ended = self._follow(child, progress)
@@ -146,8 +156,10 @@ class Lane:
         timeout = self._limits.start if self._fresh else self._limits.check
         while True:
             try:
-                event = child.event(timeout)
+                event = child.event(min(timeout, max(self._until - time.monotonic(), 0.0)))
             except TimeoutError:
+                if time.monotonic() >= self._until:
+                    return ()
                 return "Timeout", f"did not end within {timeout:g} s"
             if event is None:
                 return () if progress.at_rest else ("Crash", child.ended())
@@ -209,6 +221,9 @@ class _Progress:
             self._shrinking = False
             return
         if self._now is None:
+            if self._key and self._checks[self._key].shape_class in FULL_SIZE:
+                self._pass_over(self._checks[self._key].case_id, status, how)
+                return
             raise BackendError(f"conformance of {self.task.op} cannot be judged: {how}, while preparing {self._key}")
         provider, key = self._now
         self._record(provider, self._checks[key], status, how, keep=True)
@@ -217,6 +232,18 @@ class _Progress:
             why = f"not tried: the provider crashed or hung {MOST_DEATHS} times before"
             for check in list(self._remaining(provider)):
                 self._record(provider, check, status, why, keep=False)
+
+    def _pass_over(self, case_id: str, status: ResultStatus, how: str) -> None:
+        """A case whose golden this machine cannot make proves nothing for anyone; the others are still judged."""
+        for one in self.task.candidates:
+            for check in [check for check in self._remaining(one.provider) if check.case_id == case_id]:
+                self._record(one.provider, check, status, f"the case and its golden: {how}", keep=False)
+
+    def give_up(self, why: str) -> None:
+        """All that is left has no other result."""
+        for one in self.task.candidates:
+            for check in list(self._remaining(one.provider)):
+                self._record(one.provider, check, "Timeout", why, keep=False)
 
     def _remaining(self, provider: str) -> Iterator[Check]:
         refused = next(one.refused for one in self.task.candidates if one.provider == provider)

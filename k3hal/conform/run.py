@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import os
 import queue
 import threading
@@ -15,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from k3hal.conform.end_to_end import EndToEnd, end_to_end_isolated
-from k3hal.conform.environment import checkout, device_json, statement, variables, versions
+from k3hal.conform.end_to_end import END_TO_END_TIMEOUT, EndToEnd, end_to_end_isolated
+from k3hal.conform.environment import device_json, statement, variables, versions
 from k3hal.conform.levels import dtypes_measured, level_rows, overall
 from k3hal.conform.measure import measure_isolated
 from k3hal.conform.must_pass import must_pass
@@ -26,6 +27,7 @@ from k3hal.conform.policy import policy_classes, policy_hash
 from k3hal.conform.pool import Lane, Limits, Outcome
 from k3hal.conform.result import RESULT_STATUSES, CheckResult
 from k3hal.conform.selection import EVERYTHING, Candidate, Selection, candidates, registry_with
+from k3hal.conform.source_state import source_root
 from k3hal.conform.sources import source_hash
 from k3hal.conform.waivers import apply_waivers, read_waivers
 from k3hal.conform.worker import Task
@@ -40,18 +42,20 @@ Note = Callable[[int, int, str], None]
 @dataclass(frozen=True, slots=True)
 class How:
     """How a selection is run: `jobs` processes (0: as many as suit the device), time limits, backend modules to
-    register besides those every process finds, whether to measure speed (for E5), and the file of waivers."""
+    register besides those every process finds, whether to measure speed (for E5), the file of waivers, and seconds after
+    which what has not been judged counts as a timeout."""
 
     jobs: int = 0
     limits: Limits = field(default_factory=Limits)
     plugins: tuple[str, ...] = ()
     bench: bool = False
     waivers: Path | None = None
+    limit: float = math.inf
 
 
 def expectations(vendor: str) -> Path | None:
     """The checkout's waivers for a vendor, where there are any."""
-    root = checkout()
+    root = source_root()
     path = root / "ci" / "expectations" / f"{vendor}.toml" if root else None
     return path if path and path.exists() else None
 
@@ -109,8 +113,9 @@ def _run_all(
 ) -> tuple[dict[str, Outcome], list[EndToEnd]]:
     """The outcome of every operator, from lanes that take one operator after another, and the end-to-end checks."""
     cpus = len(os.sched_getaffinity(0))
-    jobs = how.jobs or (1 if selection.large else min(cpus, 8))
-    threads = max(1, cpus // jobs)
+    # A worker on an accelerator has its own context there, and cores for goldens in fp64: few workers, with many each.
+    jobs = how.jobs or (min(max(cpus // 4, 1), 4) if selection.large else min(cpus, 8))
+    threads, until = max(1, cpus // jobs), time.monotonic() + how.limit
     tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
     total, outcomes = 0, dict.fromkeys(found, Outcome([], {}))
     for op in sorted(found, key=lambda op: -_weight(selection, op)):
@@ -127,7 +132,7 @@ def _run_all(
             note(done, total, op)
 
     def lane() -> None:
-        with Lane(how.limits) as mine:
+        with Lane(how.limits, until) as mine:
             while True:
                 try:
                     task = tasks.get_nowait()
@@ -136,7 +141,7 @@ def _run_all(
                 outcomes[task.op] = mine.run(task, partial(advance, task.op))
 
     with ThreadPoolExecutor(jobs) as pool:
-        ends = [pool.submit(_end_to_end, preset, selection, threads) for preset in _presets(selection, how)]
+        ends = [pool.submit(_end_to_end, preset, selection, threads, until) for preset in _presets(selection, how)]
         for future in [pool.submit(lane) for _ in range(jobs)]:
             future.result()
         return outcomes, [one for future in ends for one in future.result()]
@@ -155,9 +160,10 @@ def _presets(selection: Selection, how: How) -> tuple[str, ...]:
     return QUICK_PRESETS if selection.quick else PRESETS
 
 
-def _end_to_end(preset: str, selection: Selection, threads: int) -> list[EndToEnd]:
+def _end_to_end(preset: str, selection: Selection, threads: int, until: float) -> list[EndToEnd]:
     ops = f"*={selection.backend}" if selection.backend else None
-    return end_to_end_isolated(preset, selection.device, ops, threads)
+    left = max(until - time.monotonic(), 0.0)
+    return end_to_end_isolated(preset, selection.device, ops, threads, timeout=min(left, END_TO_END_TIMEOUT))
 
 
 def _measured(selection: Selection, found: Mapping[str, list[Candidate]], how: How) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 
 from k3hal.debug.case import Case
 from k3hal.debug.compare import compare_one
+from k3hal.debug.device_timing import time_on_device
 from k3hal.debug.memory import GuardedCopy
 from k3hal.debug.target import Target, find_target
 from k3hal.debug.verdict import Verdict
@@ -44,8 +45,9 @@ class Ceilings:
 class Timing:
     """One provider on one case. `verdict` is of the same call; `seconds` is None unless it passed.
 
-    `seconds` is the median of several samples, `spread` the largest over the smallest. `flops` and `bytes` are the
-    operator's own count of the least work.
+    `seconds` is the median of several samples, `spread` the largest over the smallest (the ninth decile over the first
+    on an accelerator). `flops` and `bytes` are the operator's own count of the least work. `in_a_row` and `method` are
+    an accelerator's: see `Times`.
     """
 
     verdict: Verdict
@@ -54,6 +56,8 @@ class Timing:
     seconds: float | None = None
     spread: float | None = None
     roofline: float | None = None
+    in_a_row: float | None = None
+    method: str = "host clock"
 
     def to_json(self) -> dict[str, Any]:
         rates = {}
@@ -96,11 +100,23 @@ def bench_cases(
             verdict = compare_one(case, provider, device)
             timing = Timing(verdict, cost.flops, cost.bytes)
             if verdict.ok:
-                call = _call(case, find_target(case, provider, device))
-                seconds, spread = _seconds(runtime, call, budget)
+                timing = _timed(timing, case, find_target(case, provider, device), runtime, budget)
                 least = ceilings[case.dtype].seconds(cost.flops, cost.bytes)
-                timing = Timing(verdict, cost.flops, cost.bytes, seconds, spread, least / seconds)
+                timing = replace(timing, roofline=least / timing.seconds if timing.seconds else None)
             yield timing
+
+
+@torch.inference_mode()
+def _timed(timing: Timing, case: Case, target: Target, runtime: DeviceRuntime, budget: float) -> Timing:
+    call = _call(case, target)
+    if runtime.device.vendor == "cpu":
+        seconds, spread = _seconds(runtime, call, budget)
+        return replace(timing, seconds=seconds, spread=spread)
+    captured = runtime.supports_graphs and target.graph_safe
+    times = time_on_device(runtime, call, budget, captured=captured)
+    return replace(
+        timing, seconds=times.seconds, spread=times.spread, in_a_row=times.in_a_row, method=times.method
+    )  # fmt: skip
 
 
 def _call(case: Case, target: Target) -> Callable[[], Any]:

@@ -43,18 +43,27 @@ def execute(operator: Operator, target: Target, args: Mapping[str, Any], *, pois
     with torch.inference_mode():
         if target.prepare:
             call |= target.prepare(**{name: call[name] for name in operator.weights})
+        _wait(copy.device)
         begun = time.perf_counter()
         if poisoned:
             with PoisonedEmpty():
                 returned = target.fn(**call)
         else:
             returned = target.fn(**call)
+        # Before anything is copied: what a kernel did wrong shows here, and the copies are no part of its time.
+        _wait(copy.device)
+        seconds = time.perf_counter() - begun
         outputs = named_outputs(operator, returned, call)
         on_host = {name: value.detach().to("cpu", copy=True) for name, value in outputs.items()}
-    seconds = time.perf_counter() - begun
     # A provider's `prepare` may hand a weight back as it is: that it is unchanged is checked in either case.
     problems = copy.problems(operator.mutates)
     fresh = {name: value for name, value in outputs.items() if name not in operator.mutates}
     aliases = {name: alias for name, value in fresh.items() if (alias := copy.alias_of(value))}
     dense = frozenset(name for name, value in fresh.items() if value.is_contiguous())
     return Execution(on_host, tuple(problems), seconds, aliases, dense, fresh)
+
+
+def _wait(device: torch.device) -> None:
+    """Until the device has done all it was given; raises what went wrong there."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from k3hal.debug.case import Case
 from k3hal.debug.golden import named_outputs
-from k3hal.debug.memory import GuardedCopy
+from k3hal.debug.memory import GuardedCopy, PoisonedEmpty
 from k3hal.debug.target import Target
 from k3hal.dispatch.operator import Operator
 from k3hal.dispatch.probe import probe
@@ -17,9 +17,13 @@ REPLAYS = 2
 
 
 def replayed(operator: Operator, case: Case, target: Target) -> list[dict[str, Tensor]]:
-    """Outputs of each replay, with mutated arguments put back before it; nothing where the device has no graphs."""
+    """Outputs of each replay, with mutated arguments put back before it; nothing where the device has no graphs, or the
+    target does not say that it may be captured.
+
+    Memory that the call takes uninitialised is poisoned by the graph itself, and so in every replay.
+    """
     runtime = runtime_for(probe(target.device))
-    if not runtime.supports_graphs:
+    if not (runtime.supports_graphs and target.graph_safe):
         return []
     copy = GuardedCopy(case.args, target.device)
     call = dict(copy.args)
@@ -29,7 +33,9 @@ def replayed(operator: Operator, case: Case, target: Target) -> list[dict[str, T
     given: list[object] = []
     with torch.inference_mode():
         target.fn(**call)
-        graph = runtime.capture(lambda: given.append(target.fn(**call)))
+        runtime.synchronize()
+        with PoisonedEmpty():
+            graph = runtime.capture(lambda: given.append(target.fn(**call)))
         out = []
         for _ in range(REPLAYS):
             for name, value in before.items():

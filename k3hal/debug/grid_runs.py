@@ -104,7 +104,8 @@ def _from_graph(case: Case, name: str, how: How) -> Verdict:
     except Exception as error:  # noqa: BLE001 - what a provider raises is its result
         return Verdict(case.op, target.id, case.id, "Fail", (f"under capture it {describe(error)}",))
     if not runs:
-        return Verdict(case.op, target.id, case.id, "NotSupported", (f"{how.device.id} has no graphs",))
+        why = f"{how.device.id} has no graphs" if how.device.vendor == "cpu" else f"{target.id} is not safe to capture"
+        return Verdict(case.op, target.id, case.id, "NotSupported", (why,))
     expected, peer = golden(operator, case.args), _peer_outputs(case, target)
     tensors = tuple(n for run in runs for n in judge(operator, case.args, run, expected, peer))
     return Verdict(case.op, target.id, case.id, worst([t.status for t in tensors]), (), tensors)

@@ -71,6 +71,7 @@ class GuardedCopy:
 
     def __init__(self, args: Mapping[str, Any], device: str | torch.device = "cpu") -> None:
         self.args: dict[str, Any] = dict(args)
+        self.device = torch.device(device)
         self._blocks: list[_Block] = []
         groups: dict[int, list[str]] = {}
         for name, value in args.items():
@@ -79,10 +80,10 @@ class GuardedCopy:
                     groups.setdefault(value.untyped_storage().data_ptr(), []).append(name)
                 else:
                     self.args[name] = torch.empty_strided(
-                        value.shape, value.stride(), dtype=value.dtype, device=torch.device(device)
+                        value.shape, value.stride(), dtype=value.dtype, device=self.device
                     )
         for names in groups.values():
-            self._copy_group(names, args, torch.device(device))
+            self._copy_group(names, args, self.device)
 
     def _copy_group(self, names: list[str], args: Mapping[str, Tensor], device: torch.device) -> None:
         spans = {name: byte_span(args[name]) for name in names}

@@ -24,7 +24,7 @@ CURRENT = "current"
 class Target:
     """A function with an operator's signature. `device` is a torch device string.
 
-    `prepare` lays weight arguments out as `fn` wants them. A variant of a target is `dataclasses.replace(target, ...)`.
+    `prepare` lays weight arguments out as `fn` wants them. `graph_safe`: a call may be captured. A variant of a target is `dataclasses.replace(target, ...)`.
     """
 
     op: str
@@ -34,12 +34,12 @@ class Target:
     deterministic: bool = True
     backend: str = "dispatch"
     device: str = "cpu"
+    graph_safe: bool = False
 
     @classmethod
     def of(cls, provider: Provider, device: str = "cpu") -> Target:
-        return cls(
-            provider.op, provider.id, provider.fn, provider.prepare, provider.deterministic, provider.backend, device
-        )
+        promises = (provider.deterministic, provider.backend, device, provider.graph_safe)
+        return cls(provider.op, provider.id, provider.fn, provider.prepare, *promises)
 
     @classmethod
     def reference(cls, operator: Operator) -> Target:
@@ -61,12 +61,18 @@ class Target:
             decision.prepare if decision.parts else None,
             _deterministic(decision),
             device=device,
+            graph_safe=_graph_safe(decision),
         )
 
 
 def _deterministic(decision: Decision) -> bool:
     own = decision.chosen is None or decision.chosen.deterministic
     return own and all(_deterministic(part) for part in decision.parts.values())
+
+
+def _graph_safe(decision: Decision) -> bool:
+    own = bool(decision.parts) if decision.chosen is None else decision.chosen.graph_safe
+    return own and all(_graph_safe(part) for part in decision.parts.values())
 
 
 def find_target(case: Case, name: str, device: DeviceDescription, registry: Registry | None = None) -> Target:

@@ -1,0 +1,141 @@
+"""Launches of the chunked delta rule, alone and with the convolution, the gates and the norm of a layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from k3hal.backends.triton.kernels._chunk_products import chunk_products
+from k3hal.backends.triton.kernels._chunk_scan import chunk_scan, gated_norm
+
+NORM_ROWS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """How chunks of `chunk` tokens are worked on: `part` channels of the products at a time, `columns`
+    of the state a program, warps of both, stages of the scan."""
+
+    chunk: int = 64
+    part: int = 64
+    columns: int = 32
+    warps: int = 4
+    scan_warps: int = 4
+    stages: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequences:
+    slots: Tensor
+    starts: Tensor
+    known: Tensor
+
+
+def _products(
+    tensors: tuple[Tensor, ...],
+    weights: tuple[Tensor, Tensor, Tensor, Tensor],
+    of: _Sequences,
+    dims: tuple[int, int, int],
+    lower_bound: float | None,
+    fused: bool,
+    base: int,
+    tiles: Tiles,
+) -> tuple[Tensor, ...]:
+    """`tensors` q, k, v, g, beta and `weights` taps, rate, dt_bias, conv_state as `chunk_products` takes them."""
+    q, taps = tensors[0], weights[0]
+    (rows, heads, dim), device = dims, q.device
+    count, chunk = of.slots.shape[0], tiles.chunk
+    exact = not fused or q.dtype is torch.float32
+    # A split operand lies in two planes.
+    kind, planes = (torch.float32, 1) if exact else (torch.bfloat16, 2)
+    places = rows // chunk + count
+    w, q_decayed, n = (torch.empty((planes, places, heads, chunk, dim), dtype=kind, device=device) for _ in range(3))
+    m = torch.empty((planes, places, heads, chunk, chunk), dtype=kind, device=device)
+    u = torch.empty((places, heads, chunk, dim), dtype=torch.float32, device=device)
+    keep = torch.empty((places, heads, dim), dtype=torch.float32, device=device)
+    chunk_products[(heads, places)](
+        *tensors, *weights, of.slots, of.starts, of.known, w, u, q_decayed, n, m, keep,
+        *(x.stride(0) for x in tensors), weights[3].stride(0), count, heads, lower_bound or 0.0,
+        fused, lower_bound is not None, taps.shape[0] if fused else 2, dim, min(tiles.part, dim), chunk, base,
+        "exact" if exact else "half", "exact" if exact else "split", num_warps=tiles.warps,
+    )  # fmt: skip
+    return w, u, q_decayed, n, m, keep
+
+
+def kda_chunk(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    slots: Tensor,
+    cu_seqlens: Tensor,
+    has_state: Tensor,
+    tiles: Tiles,
+) -> Tensor:
+    """See the operator. All products are exact: nothing here rounds its inputs, so a state is judged as fp32."""
+    rows, heads, dim = v.shape
+    out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    of, count = _Sequences(slots, cu_seqlens, has_state.view(torch.uint8)), slots.shape[0]
+    if not rows:
+        return out
+    weights = (g, g, g, state)  # Not read.
+    products = _products((q, k, v, g, beta), weights, of, (rows, heads, dim), None, False, 1, tiles)
+    columns = min(tiles.columns, dim)
+    chunk_scan[(dim // columns, heads, count + 1)](
+        *products, state, slots, cu_seqlens, of.known, q, state, v, g, out,
+        state.stride(0), 0, 0, 0, count, rows, heads, 0.0,
+        False, False, 2, 1, dim, tiles.chunk, columns, "exact", tiles.stages, num_warps=tiles.scan_warps,
+    )  # fmt: skip
+    return out
+
+
+def kda_prefill(
+    qkv: Tensor,
+    raw_gate: Tensor,
+    beta_logits: Tensor,
+    out_gate: Tensor,
+    taps: Tensor,
+    rate: Tensor,
+    dt_bias: Tensor,
+    norm_weight: Tensor,
+    conv_state: Tensor,
+    state: Tensor,
+    slots: Tensor,
+    cu_seqlens: Tensor,
+    has_state: Tensor,
+    lower_bound: float | None,
+    eps: float,
+    tiles: Tiles,
+) -> Tensor:
+    """See the operator. `taps` [W, C] and `rate` are prepared."""
+    rows, heads, dim = raw_gate.shape
+    out = torch.empty((rows, heads * dim), dtype=qkv.dtype, device=qkv.device)
+    if not rows:
+        return out
+    of, count, width = _Sequences(slots, cu_seqlens, has_state.view(torch.uint8)), slots.shape[0], taps.shape[0]
+    # A gate bounded further down, or not at all, meets in blocks of one token. So does fp32, for its precision.
+    base = 16 if lower_bound is not None and lower_bound >= -10.0 and qkv.dtype is not torch.float32 else 1
+    products = _products(
+        (qkv, qkv, qkv, raw_gate, beta_logits), (taps, rate, dt_bias, conv_state), of, (rows, heads, dim),
+        lower_bound, True, base, tiles,
+    )  # fmt: skip
+    columns = min(tiles.columns, dim)
+    normed = columns == dim
+    read = out if normed else torch.empty((rows, heads * dim), dtype=torch.float32, device=qkv.device)
+    chunk_scan[(dim // columns, heads, count + 1)](
+        *products, state, slots, cu_seqlens, of.known, qkv, conv_state, out_gate, norm_weight, read,
+        state.stride(0), qkv.stride(0), conv_state.stride(0), out_gate.stride(0), count, rows, heads, eps,
+        True, normed, width, triton.next_power_of_2(width - 1), dim, tiles.chunk, columns,
+        "exact" if qkv.dtype is torch.float32 else "split", tiles.stages, num_warps=tiles.scan_warps,
+    )  # fmt: skip
+    if not normed:
+        gated_norm[(triton.cdiv(rows * heads, NORM_ROWS),)](
+            read, out_gate, norm_weight, out, read.stride(0), out_gate.stride(0), rows * heads, heads, eps,
+            True, dim, dim, NORM_ROWS, num_warps=4,
+        )  # fmt: skip
+    return out

@@ -1,0 +1,31 @@
+"""What a launch may use of a device: how many programs it holds at once, and how much shared memory each."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+
+INTERPRETED = {"multiprocessor_count": 4, "max_shared_mem": 1 << 30}
+
+
+@cache
+def _properties(device: torch.device) -> dict[str, Any]:
+    """As Triton's driver tells them; those of no device in particular under the interpreter."""
+    if device.type == "cpu":
+        return INTERPRETED
+    from triton.runtime import driver
+
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return driver.active.utils.get_device_properties(index)
+
+
+def resident(device: torch.device, per_processor: int) -> int:
+    """The programs of a launch that all run at the same time, where a processor holds so many."""
+    return int(_properties(device)["multiprocessor_count"]) * per_processor
+
+
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that one program may have."""
+    return int(_properties(device)["max_shared_mem"])

@@ -1,0 +1,59 @@
+"""Positions and cache rows of a step in one launch: programs share out each sequence, and the padding behind the last."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from k3hal.backends.triton._jit import jit
+
+BLOCK = 512
+MOST_PIECES = 16
+
+
+@jit
+def _step_metadata(
+    context_lens, new_lens, page_table, positions, kv_rows, cu_seqlens, seq_lens, context_stride, new_stride,
+    table_stride, entry_stride, count, num_tokens, PAGE_TOKENS: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    n, piece, pieces = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    others = tl.arange(0, COUNT)
+    before = tl.sum(tl.load(new_lens + others * new_stride, others < tl.minimum(n, count), 0))
+    if n < count:
+        context = tl.load(context_lens + n * context_stride)
+        new = tl.load(new_lens + n * new_stride)
+        if piece == 0:
+            tl.store(cu_seqlens + n, before)
+            tl.store(seq_lens + n, context + new)
+        for start in range(piece * BLOCK, new, pieces * BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            position = context + at
+            entry = page_table + n.to(tl.int64) * table_stride + (position // PAGE_TOKENS) * entry_stride
+            page = tl.load(entry, at < new, 0).to(tl.int64)
+            tl.store(positions + before + at, position.to(tl.int64), at < new)
+            tl.store(kv_rows + before + at, page * PAGE_TOKENS + position % PAGE_TOKENS, at < new)
+    else:
+        if piece == 0:
+            tl.store(cu_seqlens + count, before)
+        for start in range(before + piece * BLOCK, num_tokens, pieces * BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            tl.store(positions + at, tl.zeros((BLOCK,), tl.int64), at < num_tokens)
+            tl.store(kv_rows + at, tl.full((BLOCK,), -1, tl.int64), at < num_tokens)
+
+
+def step_metadata(
+    context_lens: Tensor, new_lens: Tensor, page_table: Tensor, page_tokens: int, num_tokens: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """See the operator."""
+    count, device = new_lens.shape[0], page_table.device
+    positions, kv_rows = (torch.empty(num_tokens, dtype=torch.int64, device=device) for _ in range(2))
+    cu_seqlens, seq_lens = (torch.empty(n, dtype=torch.int32, device=device) for n in (count + 1, count))
+    pieces = min(max(triton.cdiv(num_tokens, BLOCK), 1), MOST_PIECES)
+    _step_metadata[(count + 1, pieces)](
+        context_lens, new_lens, page_table, positions, kv_rows, cu_seqlens, seq_lens, context_lens.stride(0),
+        new_lens.stride(0), page_table.stride(0), page_table.stride(1), count, num_tokens, page_tokens,
+        triton.next_power_of_2(max(count, 16)), BLOCK, num_warps=4,
+    )  # fmt: skip
+    return positions, kv_rows, cu_seqlens, seq_lens

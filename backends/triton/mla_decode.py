@@ -1,0 +1,56 @@
+"""Absorbed MLA decoding over the paged cache: split KV, each cached row read once for all heads of a block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from k3hal.backends.triton._triton import NEEDS, cache_supported, kernels
+from k3hal.dispatch import provides
+from k3hal.dispatch.call import Call
+
+# rows of a tile, warps, stages, least rows of a chunk, most chunks of a sequence, programs a processor
+Shape = tuple[int, int, int, int, int, int]
+OTHER_TILINGS: Mapping[str, Shape] = {
+    "chunk256": (32, 4, 3, 256, 256, 2),
+    "chunk1024": (32, 4, 3, 1024, 128, 2),
+    "stages4": (32, 4, 4, 1024, 128, 1),
+    "stages5": (32, 4, 5, 1024, 128, 1),
+    "warps8": (32, 8, 3, 512, 256, 2),
+    "rows16": (16, 4, 6, 512, 256, 2),
+    "rows64": (64, 4, 2, 1024, 128, 1),
+}
+"""For devices of 160 KiB of shared memory a program or more; others have one tiling that fits."""
+
+
+def _default(q: Tensor) -> Shape:
+    from k3hal.backends.triton.kernels.programs import shared_memory
+
+    if q.element_size() == 4:  # No matrix unit multiplies fp32 exactly.
+        return (16, 8, 1, 512, 256, 2)
+    warps = 4 if q.shape[1] <= 16 else 8
+    return (32, warps, 3 if shared_memory(q.device) > 112 << 10 else 1, 512, 256, 2)
+
+
+def _tiled(shape: Shape | None = None) -> Callable[..., Tensor]:
+    def mla_decode(
+        q: Tensor, kv_cache: Tensor, page_table: Tensor, seq_lens: Tensor, scale: float, kv_lora: int
+    ) -> Tensor:
+        """See the operator."""
+        kernel = kernels("mla_decode")
+        tiling = kernel.Tiling(*(shape or _default(q)))
+        return kernel.mla_decode(q, kv_cache, page_table, seq_lens, scale, kv_lora, tiling)
+
+    return mla_decode
+
+
+def _tactics(call: Call) -> Mapping[str, Callable[..., Tensor]]:
+    if call.dtype == "float32" or call.device.arch == "gfx942":
+        return {}
+    return {name: _tiled(shape) for name, shape in OTHER_TILINGS.items()}
+
+
+mla_decode = provides(
+    "mla_decode", name="split_kv", needs=NEEDS, supports=cache_supported, graph_safe=True, tactics=_tactics
+)(_tiled())

@@ -1,0 +1,92 @@
+"""Times on a device with a queue: its own clock, cold caches, graphs where they may be; on a fake of one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from k3hal.debug import bench, graph
+from k3hal.debug.bench import Ceilings, bench_cases
+from k3hal.debug.device_timing import IN_A_ROW, LEAST, MOST, replayable, time_on_device
+from k3hal.debug.target import Target
+from k3hal.debug.verdict import Verdict
+from k3hal.dispatch.probe import probe
+from k3hal.dispatch.registry import get_operator
+
+from .queued_device import QueuedDevice
+
+
+def _device() -> QueuedDevice:
+    return QueuedDevice(replace(probe("cpu"), id="queued:0", vendor="nvidia"))
+
+
+def test_a_captured_call_costs_its_work_and_no_launch_or_flush() -> None:
+    device = _device()
+    times = time_on_device(device, lambda: device.work(5e-6), 0.01, captured=True)  # pyright: ignore[reportArgumentType]
+    assert times.seconds == pytest.approx(5e-6)
+    assert times.in_a_row == pytest.approx(5e-6)
+    assert times.spread == pytest.approx(1.0)
+    assert (times.method, device.captures) == ("graph", 2)
+
+
+def test_what_may_not_be_captured_is_timed_as_it_is_called() -> None:
+    device = _device()
+    times = time_on_device(device, lambda: device.work(5e-6), 0.01, captured=False)  # pyright: ignore[reportArgumentType]
+    assert times.seconds == pytest.approx(5e-6 + device.LAUNCH)
+    assert times.in_a_row == pytest.approx(5e-6 + device.LAUNCH)
+    assert (times.method, device.captures) == ("calls", 0)
+
+
+@pytest.mark.parametrize("budget", [1e-9, 1e9])
+def test_caches_are_emptied_before_every_sample_and_samples_are_bounded(
+    budget: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = _device()
+    time_on_device(device, lambda: device.work(1e-6), budget, captured=True)  # pyright: ignore[reportArgumentType]
+    rounds = LEAST if budget < 1 else MOST
+    assert device.flushed == 2 * (rounds + 2)
+
+
+def test_the_median_is_not_moved_by_a_slow_moment() -> None:
+    device, costs = _device(), iter([1e-6] * 4 + [1.0] + [1e-6] * 1000)
+    times = time_on_device(device, lambda: device.work(next(costs)), 1e-9, captured=False)  # pyright: ignore[reportArgumentType]
+    assert times.seconds == pytest.approx(1e-6 + device.LAUNCH)
+    assert times.spread > 1
+
+
+def test_a_graph_of_several_calls_replays_them_all() -> None:
+    device = _device()
+    replayable(device, lambda: device.work(2.0), IN_A_ROW)()  # pyright: ignore[reportArgumentType]
+    device.synchronize()
+    assert device.now == 2.0 * IN_A_ROW
+
+
+@pytest.mark.parametrize(("safe", "method"), [(True, "graph"), (False, "calls")])
+def test_bench_captures_only_what_says_it_may_be(
+    case_of: Any, monkeypatch: pytest.MonkeyPatch, safe: bool, method: str
+) -> None:
+    case, device = case_of("rms_norm", "plain", "float32"), _device()
+    fine = Verdict("rms_norm", "fake.rows", case.id, "Pass")
+
+    def call(**_: Any) -> None:
+        device.work(4e-6)
+
+    monkeypatch.setattr(bench, "compare_one", lambda *args, **kwargs: fine)
+    monkeypatch.setattr(bench, "runtime_for", lambda _: device)
+    monkeypatch.setattr(bench, "find_target", lambda *_: Target("rms_norm", "fake.rows", call, graph_safe=safe))
+    limits = {"float32": Ceilings(1e9, 1e9, "float32", 1)}
+    (timing,) = bench_cases([case], ["fake"], device.device, limits, 0.001)
+    assert timing.method == method
+    assert timing.to_json()["in_a_row"] == timing.in_a_row
+    assert timing.seconds == pytest.approx(4e-6 + (0 if safe else device.LAUNCH))
+    least = max(timing.flops / 1e9, timing.bytes / 1e9)
+    assert timing.roofline == pytest.approx(least / timing.seconds)
+
+
+def test_replay_is_not_asked_of_what_is_not_graph_safe(case_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = case_of("rms_norm", "plain", "float32")
+    monkeypatch.setattr(graph, "runtime_for", lambda _: _device())
+    never = Target("rms_norm", "fake.rows", lambda **_: pytest.fail("it was run"))
+    assert graph.replayed(get_operator("rms_norm"), case, never) == []

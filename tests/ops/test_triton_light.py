@@ -1,0 +1,99 @@
+"""The small Triton kernels: right under the interpreter, and compiled for every GPU they are meant for."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .triton_compile import TARGETS, compile_for
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+
+BOTH = ("float32", "bfloat16")
+MIXED = ("add", "first_layer", "reset_and_store", "no_norm", "no_rows", "faint")
+CHECKS = [
+    *(("attn_res_mix", f"triton{t}", name, dtype, "") for t in ("", ":streamed8x2") for name in MIXED for dtype in BOTH),
+    *(("attn_res_mix", "triton", "block_end", dtype, "batch") for dtype in BOTH),
+    *(("copy_pages", "triton", name, "bfloat16", "") for name in ("chain", "swap", "fan_out", "strided", "none", "many")),
+    *(("embed", "triton", name, dtype, "") for name in ("repeats", "negative_ids", "no_rows") for dtype in BOTH),
+    *(("step_metadata", "triton", name, "bfloat16", "") for name in ("mixed", "empty", "nothing", "large_pages")),
+]
+
+
+def test_all_is_right_under_the_interpreter() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": ":".join(filter(None, sys.path))}
+    child = Path(__file__).parent / "triton_interpreted.py"
+    command = [sys.executable, "-P", str(child)]
+    done = subprocess.run(
+        command, input=json.dumps(CHECKS), env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout)
+    assert len(results) == len(CHECKS) + 1
+    assert [(one, *result) for one, result in zip([*CHECKS, "scratch"], results, strict=True) if result[0] != "Pass"] == []
+
+
+def _pointers(of: str, *names: str) -> dict[str, str]:
+    return dict.fromkeys(names, f"*{of}")
+
+
+def _integers(*names: str) -> dict[str, str]:
+    return dict.fromkeys(names, "i32")
+
+
+MIX: dict[str, str] = {
+    **_pointers("bf16", "prefix", "delta", "blocks", "out_weight", "out"), "key_weight": "*fp32", "eps": "fp32",
+    "out_eps": "fp32", **_integers("prefix_stride", "delta_stride", "block_stride", "row_stride", "dim", "count"),
+}  # fmt: skip
+MIX_FLAGS = {"RESET": False, "ADD": True, "STORE": True, "NORM": True, "BLOCK": 8192}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_attention_residuals_of_k3_compile_without_spills(target: str) -> None:
+    from k3hal.backends.triton._triton import kernels
+
+    mix = kernels("attn_res_mix")
+    made = compile_for(mix._streamed, target, MIX, {**MIX_FLAGS, "STAGES": 3}, warps=8)
+    assert made.spills == 0
+    # On NVIDIA two of the three sources on their way wait in shared memory.
+    assert made.shared < 48 << 10
+    if target.startswith("sm"):
+        assert "cp.async" in made.text
+        assert made.shared >= 2 * 7168 * 2
+    held = compile_for(mix._held, target, MIX, {**MIX_FLAGS, "COUNT": 8}, warps=mix.HELD_WARPS)
+    assert held.spills == 0
+    assert held.shared < 1 << 12
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_page_copies_compile_to_reads_a_barrier_and_wide_writes(target: str) -> None:
+    from k3hal.backends.triton._triton import kernels
+
+    types = {**_pointers("i64", "source", "target", "src", "dst"),
+             **_integers("source_stride", "target_stride", "count", "words")}  # fmt: skip
+    constants = {"BY_SRC": True, "BY_DST": True, "PAGES": 32, "BLOCK": 64}
+    text = compile_for(kernels("copy_pages")._copy, target, types, constants, warps=2).text
+    barrier, read, write = (
+        ("bar.sync", "ld.global", "st.global") if target.startswith("sm") else ("s_barrier", "load_dwordx", "store_dwordx")
+    )  # fmt: skip
+    assert text.index(read) < text.index(barrier) < text.index(write)
+    assert text.rindex(read) < text.rindex(barrier) < text.index(write)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_lookups_compile(target: str) -> None:
+    from k3hal.backends.triton._triton import kernels
+
+    types = {"ids": "*i64", **_pointers("bf16", "weight", "out"), **_integers("id_stride", "weight_stride", "dim")}
+    assert compile_for(kernels("embed")._embed, target, types, {"BLOCK": 2048}, warps=8).spills == 0
+    names = ("context_stride", "new_stride", "table_stride", "entry_stride", "count", "num_tokens")
+    tables = _pointers("i32", "context_lens", "new_lens", "page_table", "cu_seqlens", "seq_lens")
+    types = {**tables, **_pointers("i64", "positions", "kv_rows"), **_integers(*names)}
+    constants = {"PAGE_TOKENS": 128, "COUNT": 64, "BLOCK": 512}
+    assert compile_for(kernels("step_metadata")._step_metadata, target, types, constants, warps=4).spills == 0

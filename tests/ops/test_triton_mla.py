@@ -1,0 +1,109 @@
+"""Triton's MLA kernels: right under the interpreter, compiled for every GPU they are meant for, bounded scratch."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .triton_compile import TARGETS, compile_for
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+
+F32, BF16, BOTH = "float32", "bfloat16", ("float32", "bfloat16")
+CHECKS = [
+    *(("mla_decode", "triton", name, F32, "") for name in ("page_edges", "empty_rows", "strided", "hot")),
+    *(("mla_decode", "triton", name, BF16, "") for name in ("three", "all_empty", "fp8", "k3_6_heads")),
+    *(("mla_decode", f"triton:{name}", "fp8", BF16, "") for name in ("rows16", "rows64")),
+    *(("mla_decode", "triton", "three", BF16, name) for name in ("batch", "pad", "decode")),
+    ("mla_decode", "triton", "unequal", F32, ""),  # Two chunks.
+    *(("mla_cache_insert", "triton", name, F32, "") for name in ("padding", "all_padding", "strided", "fp8_strided")),
+    *(("mla_cache_insert", "triton:rows1", name, BF16, "") for name in ("scattered", "fp8")),
+    *(("mla_prefill", "triton", name, F32, "") for name in ("one_token", "two", "nothing", "strided")),
+    *(("mla_prefill", "triton", name, BF16, "") for name in ("padding", "fp8")),
+    *(("mla_prefill", "triton", "two", F32, name) for name in ("split", "batch", "pad", "decode")),
+    *(("sigmoid_gate", "triton", name, kind, "") for name in ("odd", "no_rows", "row_strided") for kind in BOTH),
+    *(("head_linear", "triton", name, kind, "") for name in ("one_head", "no_rows", "strided") for kind in BOTH),
+    ("head_linear", "triton", "rows", BF16, "batch"),
+]
+
+
+def test_all_is_right_under_the_interpreter() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": ":".join(filter(None, sys.path))}
+    command = [sys.executable, "-P", str(Path(__file__).parent / "triton_mla_interpreted.py")]
+    done = subprocess.run(
+        command, input=json.dumps(CHECKS), env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout)
+    assert len(results) == len(CHECKS)
+    assert [(one, *result) for one, result in zip(CHECKS, results, strict=True) if result[0] != "Pass"] == []
+
+
+def _pointers(of: str, *names: str) -> dict[str, str]:
+    return dict.fromkeys(names, f"*{of}")
+
+
+def _integers(*names: str) -> dict[str, str]:
+    return dict.fromkeys(names, "i32")
+
+
+DECODE: dict[str, str] = {
+    **_pointers("bf16", "q", "cache", "out"), **_pointers("i32", "table", "seq_lens"),
+    **_pointers("fp32", "partial", "lse"), "scale": "fp32",
+    **_integers("q_row", "q_head", "page_stride", "table_row", "count", "max_splits"),
+}  # fmt: skip
+K3 = {"HEADS": 12, "RANK": 512, "ROPE": 64, "PAGE": 128, "BLOCK_BATCH": 64, "BLOCK_H": 16, "BLOCK_R": 512, "BLOCK_P": 64}
+MOST_SHARED = {"sm_90": 227 << 10, "sm_100": 227 << 10, "gfx950": 160 << 10, "gfx942": 64 << 10}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_decoding_compiles_without_spills_and_reads_ahead(target: str) -> None:
+    from k3hal.backends.triton._triton import kernels
+
+    stages = 1 if target == "gfx942" else 3
+    tile = {"ROWS": 32, "CHUNK": 512, "SPLITS": 256, "STAGES": stages}
+    made = compile_for(kernels("mla_decode")._attend, target, DECODE, {**K3, **tile}, warps=4)
+    assert made.spills == 0
+    # Two programs share a multiprocessor of NVIDIA's, and each has two tiles on their way.
+    if target.startswith("sm"):
+        assert "cp.async" in made.text
+        assert 2 * 32 * 576 * 2 <= made.shared <= MOST_SHARED[target] // 2
+    assert made.shared <= MOST_SHARED[target]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_prefill_compiles_to_matrix_instructions(target: str) -> None:
+    from k3hal.backends.triton._triton import kernels
+
+    types: dict[str, str] = {
+        **_pointers("bf16", "q", "keys", "ropes", "values", "out"), **_pointers("i32", "cu_seqlens", "context_lens"),
+        **_pointers("fp32", "state", "state_total", "state_top"), "scale": "fp32",
+        **_integers("q_row", "q_head", "key_head", "value_head", "count", "tokens", "begin", "window"),
+    }  # fmt: skip
+    queries, keys, warps, stages = (128, 64, 8, 3) if target.startswith("sm") else (64, 32, 4, 2)
+    constants: dict[str, Any] = {
+        "HEADS": 12, "NOPE": 128, "ROPE": 64, "VALUE": 128, "FIRST": True, "BLOCK_BATCH": 8, "BLOCK_D": 128,
+        "BLOCK_P": 64, "BLOCK_V": 128, "QUERIES": queries, "KEYS": keys, "STAGES": stages,
+    }  # fmt: skip
+    made = compile_for(kernels("mla_prefill")._attend, target, types, constants, warps=warps)
+    assert made.spills == 0
+    assert made.shared <= MOST_SHARED[target]
+    wanted = {"sm_90": "wgmma.mma_async", "sm_100": "tcgen05.mma"}.get(target, "v_mfma")
+    assert wanted in made.text
+
+
+def test_windows_of_prefill_take_no_more_than_their_scratch() -> None:
+    from k3hal.backends.triton._triton import kernels
+
+    rows = kernels("mla_prefill").window_rows
+    assert rows(positions=1000, row_bytes=64, scratch=1 << 20) == 1024  # All, in whole blocks.
+    assert rows(positions=1 << 20, row_bytes=6272, scratch=1 << 20) == 128
+    assert rows(positions=1 << 20, row_bytes=6272, scratch=1 << 30) * 6272 <= 1 << 30
+    assert rows(positions=1 << 20, row_bytes=1 << 20, scratch=1 << 10) == 128  # Never less than a block.
