@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from k3hal.dispatch.ops.mx_dequantize import GROUP
 from k3hal.dispatch.errors import CheckpointError
+from k3hal.dispatch.ops.mx_dequantize import GROUP
 
 ROWS, DEPTH = 16, 128
 """Rows and columns of a block, which is 1 KiB of consecutive words: 16 words a row, 8 codes a word."""
