@@ -47,7 +47,8 @@ def read_reports(folder: Path) -> list[Report]:
         device = content["device"]
         if place.parts[:2] != (device["vendor"], device["arch"]):
             raise InputError(f"{path}: is of {device['vendor']}/{device['arch']}", hint="move it to that folder")
-        if content["statement"]["dirty"] or not content["statement"]["commit"]:
+        dirty = any(one["dirty"] for one in [content["statement"], *content["packages"]])
+        if dirty or not content["statement"]["commit"]:
             raise InputError(f"{path}: is of sources that no commit holds", hint="commit, then run it again")
         if content["selection"]["quick"]:
             raise InputError(f"{path}: is of the quick subset", hint="run it again without --quick")

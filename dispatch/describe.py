@@ -1,14 +1,20 @@
-"""Machines that are not here, read from `devices/*.toml`."""
+"""Machines that are not here, read from `devices/*.toml`, this package's and those of installed backends."""
 
 from __future__ import annotations
 
 import tomllib
+from dataclasses import fields
 from functools import cache
+from importlib.metadata import entry_points
 from importlib.resources import files
+from importlib.resources.abc import Traversable
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from k3hal.dispatch.device import DeviceDescription
-from k3hal.dispatch.errors import UsageError
+from k3hal.dispatch.errors import BackendError, UsageError
+from k3hal.dispatch.provider import ENTRY_POINT_GROUP
 from k3hal.dispatch.words import nearest
 
 
@@ -45,18 +51,46 @@ def features_of_arch(vendor: str, arch: str) -> frozenset[str]:
 
 
 @cache
-def _files() -> dict[str, str]:
-    folder = files("k3hal.dispatch") / "devices"
-    return {
-        entry.name.removesuffix(".toml"): entry.read_text("utf-8")
-        for entry in folder.iterdir()
-        if entry.name.endswith(".toml")
-    }
+def _files() -> dict[str, Traversable]:
+    """Description files by id. Raises `BackendError` where two describe the same machine."""
+    out: dict[str, Traversable] = {}
+    for folder in (files("k3hal.dispatch") / "devices", *_backends_folders()):
+        for entry in folder.iterdir() if folder.is_dir() else ():
+            key = entry.name.removesuffix(".toml")
+            if key in out and entry.name.endswith(".toml"):
+                raise BackendError(f"{entry} describes {key!r}, and so does {out[key]}")
+            if entry.name.endswith(".toml"):
+                out[key] = entry
+    return out
+
+
+def _backends_folders() -> list[Path]:
+    """`devices/` beside the module of every installed backend, which is not imported for it."""
+    specs = (find_spec(entry.module) for entry in entry_points(group=ENTRY_POINT_GROUP))
+    return [
+        Path(spec.origin).parent / "devices"
+        for spec in specs
+        if spec and spec.submodule_search_locations and spec.origin
+    ]
 
 
 @cache
 def _facts(key: str) -> dict[str, Any]:
-    return tomllib.loads(_files()[key])
+    file = _files()[key]
+    try:
+        facts = {"match": [], "features": [], "notes": [], **tomllib.loads(file.read_text("utf-8"))}
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BackendError(f"{file}: not TOML: {error}") from error
+    known = {"match", *(field.name for field in fields(DeviceDescription))} - {"present"}
+    for name in ("id", "vendor", "arch", "memory_bytes", "source"):
+        if name not in facts:
+            raise BackendError(f"{file}: {name!r} is missing")
+    for name in facts:
+        if name not in known:
+            raise BackendError(f"{file}: unknown key {name!r}", hint=nearest(name, known))
+    if facts["id"] != key:
+        raise BackendError(f"{file}: id is {facts['id']!r}", hint="the file is named after it")
+    return facts
 
 
 @cache

@@ -17,6 +17,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 Functions: TypeAlias = Mapping[str, Callable[..., Any]]
 DEFAULT = "default"
 """The tactic that is the provider's own function."""
+ENTRY_POINT_GROUP = "k3hal.backends"
+"""In which an installed package names the module of its backend."""
 ATTRIBUTE = "__k3hal_providers__"
 RESERVED = ("reference", "composed", "dispatch")
 """Names that mean something else in an override or a plan."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from types import ModuleType
@@ -13,11 +13,10 @@ from typing import Any
 
 from k3hal.dispatch.errors import BackendError, UsageError
 from k3hal.dispatch.operator import Operator, with_defaults
-from k3hal.dispatch.provider import ATTRIBUTE, DEFAULT, RESERVED, Backend, Functions, Provider
+from k3hal.dispatch.provider import ATTRIBUTE, DEFAULT, ENTRY_POINT_GROUP, RESERVED, Backend, Functions, Provider
 from k3hal.dispatch.words import nearest
 
 BUILTIN = "k3hal.backends"
-ENTRY_POINT_GROUP = "k3hal.backends"
 
 
 def operator_names() -> tuple[str, ...]:
@@ -55,7 +54,8 @@ class Registry:
             )
         if backend.name in self.backends:
             raise BackendError(f"two backends are called {backend.name!r}; {module.__name__} is the second")
-        found = [p for part in _modules(module) for p in _declared(part)]
+        parts = list(_modules(module))
+        found = [p for part in parts for p in _declared(part, {other.__name__ for other in parts})]
         checked = [_checked(p, backend) for p in found]
         for provider in checked:
             if sum((p.op, p.name) == (provider.op, provider.name) for p in checked) > 1:
@@ -93,12 +93,21 @@ def _modules(module: ModuleType) -> Iterator[ModuleType]:
             raise BackendError(f"provider file {info.name} cannot be imported: {error!r}") from error
 
 
-def _declared(module: ModuleType) -> Iterator[Provider]:
+def _declared(module: ModuleType, files: Collection[str]) -> Iterator[Provider]:
+    """The providers whose functions are defined in a module; `files` are all provider files of its backend."""
     seen = set()
     for value in vars(module).values():
-        if not callable(value) or getattr(value, "__module__", None) != module.__name__ or id(value) in seen:
+        home = getattr(value, "__module__", None)
+        if not callable(value) or id(value) in seen:
             continue
         seen.add(id(value))
+        if home != module.__name__:
+            for provider in getattr(value, ATTRIBUTE, ()) if home not in files else ():
+                raise BackendError(
+                    f"{module.__name__}: provider {provider.name!r} of {provider.op} is a function of {home}",
+                    hint="a provider is a function defined in a provider file, which may call that one",
+                )
+            continue
         for provider in getattr(value, ATTRIBUTE, ()):
             if provider.fn is not value:
                 raise BackendError(

@@ -37,6 +37,6 @@ def _tactics(call: Call) -> Mapping[str, Callable[..., Tensor]]:
     return {} if call.dtype == "float32" else {name: _tiled(shape) for name, shape in OTHER_TILINGS.items()}
 
 
-head_linear = provides(
-    "head_linear", name="tiled", needs=NEEDS, supports=runs, graph_safe=True, tactics=_tactics
-)(_tiled())
+head_linear = provides("head_linear", name="tiled", needs=NEEDS, supports=runs, graph_safe=True, tactics=_tactics)(
+    _tiled()
+)

@@ -33,13 +33,19 @@ def _default(q: Tensor) -> Shape:
     return (32, warps, 3 if shared_memory(q.device) > 112 << 10 else 1, 512, 256, 2)
 
 
-def _tiled(shape: Shape | None = None) -> Callable[..., Tensor]:
+def _twice(kv_cache: Tensor) -> bool:
+    from k3hal.backends.triton.kernels.programs import is_hopper
+
+    return kv_cache.element_size() == 1 and is_hopper(kv_cache.device)
+
+
+def _tiled(shape: Shape | None = None, twice: bool | None = None) -> Callable[..., Tensor]:
     def mla_decode(
         q: Tensor, kv_cache: Tensor, page_table: Tensor, seq_lens: Tensor, scale: float, kv_lora: int
     ) -> Tensor:
         """See the operator."""
         kernel = kernels("mla_decode")
-        tiling = kernel.Tiling(*(shape or _default(q)))
+        tiling = kernel.Tiling(*(shape or _default(q)), _twice(kv_cache) if twice is None else twice)
         return kernel.mla_decode(q, kv_cache, page_table, seq_lens, scale, kv_lora, tiling)
 
     return mla_decode
@@ -48,7 +54,10 @@ def _tiled(shape: Shape | None = None) -> Callable[..., Tensor]:
 def _tactics(call: Call) -> Mapping[str, Callable[..., Tensor]]:
     if call.dtype == "float32" or call.device.arch == "gfx942":
         return {}
-    return {name: _tiled(shape) for name, shape in OTHER_TILINGS.items()}
+    tactics = {name: _tiled(shape) for name, shape in OTHER_TILINGS.items()}
+    if call.dims.get("kv_dtype", call.dtype) == "float8_e4m3fn":
+        tactics |= {"loaded_once": _tiled(twice=False), "loaded_twice": _tiled(twice=True)}
+    return tactics
 
 
 mla_decode = provides(

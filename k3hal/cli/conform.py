@@ -118,12 +118,18 @@ def _summary(report: dict[str, Any], out: Path, code: int) -> dict[str, Any]:
 
 
 def _print(report: dict[str, Any], out: Path) -> None:
+    backend, missing = report["selection"]["backend"], 0
     for one in report["providers"]:
         passed, of = (sum(row[key] for row in one["levels"]) for key in ("passed", "of"))
         if one["reference_only"]:
+            if backend:
+                missing += 1
+                continue
             typer.echo(f"{one['op']:<20} {'reference':<24} {one['level']}  nothing else runs it here")
         elif one["levels"]:
             typer.echo(f"{one['op']:<20} {one['provider']:<24} {one['level']}  {passed}/{of}")
+    if missing:
+        typer.echo(f"operators without a provider of {backend} that runs here: {missing}")
     for check in report["checks"]:
         if check["status"] in ("Fail", "Crash", "Timeout"):
             why = [*check["problems"], *(f"{t['name']}: {t['problem']}" for t in check["tensors"] if t["problem"])]

@@ -45,12 +45,21 @@ _PACKAGES = ("torch", "triton", "cuda", "rocm", "cann")
 
 
 @app.command("list")
-def list_operators(device: AnyDevice = "auto", op: OpGlob = "*", as_json: Json = False) -> None:
+def list_operators(
+    glob: Annotated[str | None, typer.Argument(metavar="[GLOB]", help="The same as --op.")] = None,
+    device: AnyDevice = "auto",
+    op: OpGlob = "*",
+    as_json: Json = False,
+) -> None:
     """List operators, their providers, and whether this machine meets what each needs."""
     from k3hal.dispatch.probe import resolve_device
     from k3hal.dispatch.registry import default_registry, get_operator, operator_names
     from k3hal.dispatch.words import nearest
 
+    if glob is not None:
+        if op != "*":
+            raise UsageError(f"both {glob!r} and --op {op!r}", hint="give one of them")
+        op = glob
     machine, registry = resolve_device(device), default_registry()
     names = [name for name in operator_names() if fnmatchcase(name, op)]
     if not names:

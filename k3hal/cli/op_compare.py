@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -81,9 +82,19 @@ def compare(
     files = save_smallest(failures, how, save, lambda text: typer.echo(text, err=True))
     if as_json:
         _report(op, how, verdicts, files)
-    for name, file in files.items() if not as_json else ():
-        typer.echo(f"{name}: smallest failing case in {file}")
+    else:
+        _print_end(verdicts, files)
     return exit_code([verdict.status for verdict in verdicts])
+
+
+def _print_end(verdicts: Sequence[Verdict], files: Mapping[str, Path]) -> None:
+    """How many verdicts have each status, from best to worst, and what was kept."""
+    from k3hal.debug.verdict import STATUSES
+
+    counts = Counter(verdict.status for verdict in verdicts)
+    typer.echo(", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status]) or "nothing to compare")
+    for name, file in files.items():
+        typer.echo(f"{name}: smallest failing case in {file}")
 
 
 def _axes(op: str, grid: str, isolate: bool, invariant: bool) -> dict[str, tuple[Any, ...]]:

@@ -28,6 +28,7 @@ _PARTS: Mapping[str, type | tuple[type, ...]] = {
 }
 _FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "statement": {"product": str, "version": str, "commit": str, "dirty": bool, "created": str},
+    "packages": {"backend": str, "name": str, "version": str, "commit": str, "dirty": bool},
     "device": dict.fromkeys(("device", "title", "vendor", "arch", "driver", "system"), str),
     "selection": {
         "device": str,
@@ -135,6 +136,9 @@ def read_report(package: Path) -> dict[str, Any]:
     if name != NAME or major.partition(".")[0] != str(MAJOR):
         raise InputError(f"{path}: schema is {report['schema']!r}", hint=f"this version reads {SCHEMA}")
     _check_fields(f"{path}", report, _PARTS)
+    # Not in the first reports of this schema: only what is judged from outside this tree has any.
+    _check_fields(f"{path}", {"packages": [], **report}, {"packages": list})
+    report.setdefault("packages", [])
     for part, fields in _FIELDS.items():
         rows = report[part] if isinstance(report[part], list) else [report[part]]
         for number, row in enumerate(rows):

@@ -29,6 +29,7 @@ from k3hal.conform.result import RESULT_STATUSES, CheckResult
 from k3hal.conform.selection import EVERYTHING, Candidate, Selection, candidates, registry_with
 from k3hal.conform.source_state import source_root
 from k3hal.conform.sources import source_hash
+from k3hal.conform.vendor_packages import vendor_packages
 from k3hal.conform.waivers import apply_waivers, read_waivers
 from k3hal.conform.worker import Task
 from k3hal.dispatch.probe import probe
@@ -42,8 +43,8 @@ Note = Callable[[int, int, str], None]
 @dataclass(frozen=True, slots=True)
 class How:
     """How a selection is run: `jobs` processes (0: as many as suit the device), time limits, backend modules to
-    register besides those every process finds, whether to measure speed (for E5), the file of waivers, and seconds after
-    which what has not been judged counts as a timeout."""
+    register besides those every process finds, whether to measure speed (for E5), the file of waivers, and seconds
+    after which what has not been judged counts as a timeout."""
 
     jobs: int = 0
     limits: Limits = field(default_factory=Limits)
@@ -80,6 +81,7 @@ def run(selection: Selection, out: Path, how: How, note: Note) -> dict[str, Any]
         report = {
             "schema": SCHEMA,
             "statement": said.to_json(),
+            "packages": vendor_packages({c.backend for rows in found.values() for c in rows}),
             "device": device_json(device),
             "versions": versions(device, registry, {c.backend for rows in found.values() for c in rows}),
             "env": variables(os.environ),

@@ -42,8 +42,8 @@ def source_root() -> Path | None:
 def source_state(root: Path) -> SourceState:
     """Of a checkout as it is now, or of a copy by its file. What neither git nor an unchanged file says is dirty."""
     if (root / ".git").exists():
-        commit = _git(root, "rev-parse", "HEAD")
-        changed = _git(root, "status", "--porcelain", "--", *SOURCES)
+        commit = git_output(root, "rev-parse", "HEAD")
+        changed = git_output(root, "status", "--porcelain", "--", *SOURCES)
         return SourceState(commit or "", changed != "")
     told = _read(root / STATE)
     return SourceState(told.commit, told.dirty or not told.commit or told.digest != digest(root), told.digest)
@@ -78,7 +78,7 @@ def _read(path: Path) -> SourceState:
         raise InputError(f"{path}: not a source state: {error}", hint="write it again: ci/device state") from error
 
 
-def _git(root: Path, *words: str) -> str | None:
+def git_output(root: Path, *words: str) -> str | None:
     """What git prints; None where it is not installed or fails, and so what it would say is not known."""
     try:
         done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False, timeout=60)

@@ -17,6 +17,10 @@ def _head(report: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     commit = said["commit"] or "none known, an installed package"
     yield f"- commit: {commit}{', with changes that are not committed' if said['dirty'] else ''}"
+    for one in report.get("packages", ()):
+        at = one["commit"] or ("no commit" if one["dirty"] else "an installed package")
+        changed = ", with changes that are not committed" if one["dirty"] and one["commit"] else ""
+        yield f"- backend {one['backend']}: {one['name']} {one['version']}, {at}{changed}"
     yield f"- created: {said['created']}"
     yield f"- device: {device['vendor']} {device['arch']}, {device['system']}" + (
         f", driver {device['driver']}" if device["driver"] else ""

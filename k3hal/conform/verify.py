@@ -50,6 +50,9 @@ def verify(package: Path) -> list[str]:
 def _sources(report: Report) -> Iterator[str]:
     if report["statement"]["dirty"]:
         yield "the tree was dirty: sources had changes that no commit holds"
+    for one in report["packages"]:
+        if one["dirty"]:
+            yield f"the tree of {one['name']} was dirty: sources of backend {one['backend']} that no commit holds"
 
 
 def _policy(report: Report) -> Iterator[str]:

@@ -83,7 +83,8 @@ def save_smallest(
         # What crashes or hangs costs a process, or the whole time limit, for every try.
         limit = 60 if verdict.status == "Fail" else 8
         small = shrink(case, lambda c, p=provider: _one(c, p, how).status in BAD, limit=limit)
-        name = f"{small.op}-{provider}-{small.name}-{small.dtype}".replace("/", "_")[:120]
+        # Of the sample it was made of; how it was made smaller is in the case itself.
+        name = f"{small.op}-{provider}-{case.name}-{case.dtype}".replace("/", "_")[:120]
         saved[provider] = save_case(small, folder / f"{name}.k3case")
     return saved
 

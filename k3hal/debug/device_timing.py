@@ -1,4 +1,4 @@
-"""Times of a call on a device with queues: by its own events, from cold caches, and free of launches where it can be."""
+"""Times of a call on a device with queues: by its own events, from cold caches, and without launches if it can."""
 
 from __future__ import annotations
 

@@ -56,6 +56,8 @@ def _judged(
     ideal = rounding(golden, dtype, head)
     against = max(0.0 if error is None else error, caps.floor, ideal.tensor)
     status, why = ("Fail", problem) if problem else _within(got, caps.beyond_rounding(ideal))
+    if why and (not problem or got.problem) and (where := largest_error(actual[name], golden)):
+        why += f"; {where}"
     if status == "Pass" and not caps.exact and (alone or error is not None):
         status, why = _ratio(got.tensor, against)
     return TensorNumbers(name, tolerance, status, got.tensor, got.slice, got.peak, error, why)
@@ -81,6 +83,17 @@ def _contract_dtype(expected: Mapping[str, Tensor], name: str) -> torch.dtype:
 
 def _dtype_problem(actual: Tensor, wanted: torch.dtype) -> str:
     return "" if actual.dtype is wanted else f"dtype {actual.dtype}, the contract says {wanted}"
+
+
+def largest_error(actual: Tensor, golden: Tensor) -> str:
+    """Where the largest error is and what stands there, in words; what is finite on one side only comes first."""
+    if actual.shape != golden.shape or not actual.numel() or not actual.ndim:
+        return ""
+    a, g = actual.detach().double(), golden.detach().double()
+    error = (a - g).abs().nan_to_num(torch.inf, torch.inf)
+    error[(a == g) | (a.isnan() & g.isnan())] = 0.0
+    at = [int(i) for i in torch.unravel_index(error.argmax(), error.shape)]
+    return f"at {at} it is {float(a[tuple(at)]):.6g} for {float(g[tuple(at)]):.6g}"
 
 
 def _within(got: Comparison, caps: ToleranceClass) -> tuple[Status, str]:

@@ -24,7 +24,8 @@ CURRENT = "current"
 class Target:
     """A function with an operator's signature. `device` is a torch device string.
 
-    `prepare` lays weight arguments out as `fn` wants them. `graph_safe`: a call may be captured. A variant of a target is `dataclasses.replace(target, ...)`.
+    `prepare` lays weight arguments out as `fn` wants them. `graph_safe`: a call may be captured. A variant of a target
+    is `dataclasses.replace(target, ...)`.
     """
 
     op: str

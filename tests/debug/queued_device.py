@@ -1,4 +1,4 @@
-"""A runtime whose work waits in a queue until it is synchronised, and whose clock counts the work: a device without one."""
+"""A runtime whose work waits in a queue until it is waited for, and whose clock counts the work."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -122,6 +123,18 @@ def test_a_fault_fails_with_its_reason(case_of: MakeCase, fault: Callable[..., A
     verdict = check(case_of("rms_norm", "plain", "float32"), _target(fault))
     assert verdict.status == "Fail"
     assert any(word in text for text in verdict.reasons for word in reason.split("|")), verdict.reasons
+
+
+def test_a_failure_says_where_the_error_is_largest(case_of: MakeCase) -> None:
+    def one_off(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> Tensor:
+        out = rms_norm(x, weight, eps, residual)
+        out[1, 2] = 77.0
+        return out
+
+    (reason,) = check(case_of("rms_norm", "plain", "float32"), _target(one_off)).reasons
+    assert "at [1, 2] it is 77 for " in reason
+    (reason,) = check(case_of("rms_norm", "plain", "float32"), _target(_unwritten_column)).reasons
+    assert re.search(r"; at \[\d+, \d+\] it is nan for ", reason)
 
 
 def test_an_output_that_is_not_contiguous_fails(case_of: MakeCase) -> None:

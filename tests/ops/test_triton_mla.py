@@ -20,7 +20,7 @@ F32, BF16, BOTH = "float32", "bfloat16", ("float32", "bfloat16")
 CHECKS = [
     *(("mla_decode", "triton", name, F32, "") for name in ("page_edges", "empty_rows", "strided", "hot")),
     *(("mla_decode", "triton", name, BF16, "") for name in ("three", "all_empty", "fp8", "k3_6_heads")),
-    *(("mla_decode", f"triton:{name}", "fp8", BF16, "") for name in ("rows16", "rows64")),
+    *(("mla_decode", f"triton:{name}", "fp8", BF16, "") for name in ("rows16", "rows64", "loaded_twice")),
     *(("mla_decode", "triton", "three", BF16, name) for name in ("batch", "pad", "decode")),
     ("mla_decode", "triton", "unequal", F32, ""),  # Two chunks.
     *(("mla_cache_insert", "triton", name, F32, "") for name in ("padding", "all_padding", "strided", "fp8_strided")),
@@ -59,7 +59,8 @@ DECODE: dict[str, str] = {
     **_pointers("fp32", "partial", "lse"), "scale": "fp32",
     **_integers("q_row", "q_head", "page_stride", "table_row", "count", "max_splits"),
 }  # fmt: skip
-K3 = {"HEADS": 12, "RANK": 512, "ROPE": 64, "PAGE": 128, "BLOCK_BATCH": 64, "BLOCK_H": 16, "BLOCK_R": 512, "BLOCK_P": 64}
+K3 = {"HEADS": 12, "RANK": 512, "ROPE": 64, "PAGE": 128,
+      "BLOCK_BATCH": 64, "BLOCK_H": 16, "BLOCK_R": 512, "BLOCK_P": 64}  # fmt: skip
 MOST_SHARED = {"sm_90": 227 << 10, "sm_100": 227 << 10, "gfx950": 160 << 10, "gfx942": 64 << 10}
 
 
@@ -68,7 +69,7 @@ def test_decoding_compiles_without_spills_and_reads_ahead(target: str) -> None:
     from k3hal.backends.triton._triton import kernels
 
     stages = 1 if target == "gfx942" else 3
-    tile = {"ROWS": 32, "CHUNK": 512, "SPLITS": 256, "STAGES": stages}
+    tile = {"ROWS": 32, "CHUNK": 512, "SPLITS": 256, "STAGES": stages, "TWICE": False}
     made = compile_for(kernels("mla_decode")._attend, target, DECODE, {**K3, **tile}, warps=4)
     assert made.spills == 0
     # Two programs share a multiprocessor of NVIDIA's, and each has two tiles on their way.
@@ -107,3 +108,17 @@ def test_windows_of_prefill_take_no_more_than_their_scratch() -> None:
     assert rows(positions=1 << 20, row_bytes=6272, scratch=1 << 20) == 128
     assert rows(positions=1 << 20, row_bytes=6272, scratch=1 << 30) * 6272 <= 1 << 30
     assert rows(positions=1 << 20, row_bytes=1 << 20, scratch=1 << 10) == 128  # Never less than a block.
+
+
+def test_decoding_from_fp8_reads_ahead_on_hopper_when_loaded_twice() -> None:
+    from k3hal.backends.triton._triton import kernels
+
+    types = {**DECODE, "cache": "*fp8e4nv"}
+    tile = {"ROWS": 32, "CHUNK": 512, "SPLITS": 256, "STAGES": 3}
+    once, twice = (
+        compile_for(kernels("mla_decode")._attend, "sm_90", types, {**K3, **tile, "TWICE": how}, warps=4)
+        for how in (False, True)
+    )
+    tiles_ahead = 2 * 2 * 32 * 512
+    assert twice.shared >= tiles_ahead
+    assert twice.text.count("cp.async.c") > 10 * once.text.count("cp.async.c")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 TARGETS = {"sm_90": ("cuda", 90, 32), "sm_100": ("cuda", 100, 32), "gfx950": ("hip", "gfx950", 64),
@@ -12,7 +15,8 @@ TARGETS = {"sm_90": ("cuda", 90, 32), "sm_100": ("cuda", 100, 32), "gfx950": ("h
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """`spills` are AMD's registers spilled, or 0; `shared` bytes of shared memory."""
+    """`spills` is AMD's number of spilled registers, or NVIDIA's bytes of stack a thread, which is where it spills;
+    `shared` bytes of shared memory."""
 
     text: str
     shared: int
@@ -41,5 +45,19 @@ def compile_for(
     options = {"num_warps": warps, "enable_fp_fusion": True}
     made = triton.compile(source, target=GPUTarget(*TARGETS[target]), options=options)
     text = made.asm.get("ptx") or made.asm["amdgcn"]
-    found = re.search(r"\.vgpr_spill_count:\s+(\d+)", text)
-    return Made(text, made.metadata.shared, int(found[1]) if found else 0)
+    pattern = r"STACK:(\d+)" if "cubin" in made.asm else r"\.vgpr_spill_count:\s+(\d+)"
+    found = re.search(pattern, _resources(made.asm["cubin"]) if "cubin" in made.asm else text)
+    assert found, "the compiler did not say what it spilled"
+    return Made(text, made.metadata.shared, int(found[1]))
+
+
+def _resources(cubin: bytes) -> str:
+    """What cuobjdump, which comes with Triton, says a kernel uses."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(tool), "--dump-resource-usage", file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -5,13 +5,13 @@ A fenced block is run when its info string ends in `test`:
 - `python test`: the block runs in a fresh interpreter and must succeed;
 - `console test`: a line that starts with `$ ` is a command, what follows is its output, stderr included, where `...`
   stands for anything. All commands of a block share a shell, and so `$ echo $?` shows an exit code.
+
+Blocks `console guide` belong to a page that is followed as a whole: test_vendor_guide.py.
 """
 
 from __future__ import annotations
 
-import doctest
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,12 +23,11 @@ from k3hal.cli import common
 from k3hal.cli.app import VERBS
 from k3hal.env import VARIABLES
 
+from .console import FENCE, mismatch, run_session, session
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CLI_PAGE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-
-_FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
-_END_OF_OUTPUT = "--8<-- end of output"
 
 
 class Block(NamedTuple):
@@ -43,7 +42,7 @@ def _blocks() -> list[Block]:
     blocks = []
     for page in PAGES:
         source = page.read_text(encoding="utf-8")
-        for match in _FENCE.finditer(source):
+        for match in FENCE.finditer(source):
             line = source.count("\n", 0, match.start()) + 1
             blocks.append(Block(f"{page.relative_to(ROOT)}:{line}", match["info"].strip(), match["text"]))
     return blocks
@@ -71,31 +70,13 @@ def environment(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def _session(text: str) -> list[tuple[str, str]]:
-    """The (command, expected output) pairs of a console block."""
-    pairs: list[tuple[str, str]] = []
-    for line in text.splitlines(keepends=True):
-        if line.startswith("$ "):
-            pairs.append((line[2:], ""))
-        else:
-            command, output = pairs[-1]
-            pairs[-1] = (command, output + line)
-    return pairs
-
-
 @pytest.mark.parametrize("block", _parameters("console test"))
 def test_console_example(block: Block, environment: dict[str, str], tmp_path: Path) -> None:
-    pairs = _session(block.text)
-    # The marker keeps the status of the command before it, for an `echo $?` that follows.
-    marker = f's=$?; echo "{_END_OF_OUTPUT}"; (exit $s)\n'
-    script = "exec 2>&1\n" + "".join(command + marker for command, _ in pairs)
-    command = ["bash", "--norc", "-c", script]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    outputs = done.stdout.split(f"{_END_OF_OUTPUT}\n")[:-1]
-    assert len(outputs) == len(pairs), done.stdout
-    checker = doctest.OutputChecker()
-    for (command_line, want), got in zip(pairs, outputs, strict=True):
-        assert checker.check_output(want, got, doctest.ELLIPSIS), f"$ {command_line}expected:\n{want}\ngot:\n{got}"
+    pairs = session(block.text)
+    outputs = run_session(pairs, tmp_path, environment)
+    assert len(outputs) == len(pairs), outputs
+    for pair, got in zip(pairs, outputs, strict=True):
+        assert not (problem := mismatch(pair, got)), problem
 
 
 @pytest.mark.parametrize("block", _parameters("python test"))
@@ -111,7 +92,8 @@ def test_python_blocks_compile(block: Block) -> None:
 
 
 def test_every_block_says_what_it_is() -> None:
-    known = {"bash", "console", "console test", "json", "python", "python test", "text", "toml", "yaml"}
+    guide = {"console guide", "console guide nightly"}
+    known = guide | {"bash", "console", "console test", "json", "python", "python test", "text", "toml", "yaml"}
     assert [block.where for block in _blocks() if block.info not in known] == []
 
 

@@ -1,39 +1,21 @@
-"""An installed vendor package is a backend like those in the tree: its provider is chosen, its library loaded late."""
+"""An installed vendor package, that of the guide, is a backend like those in the tree: its provider is chosen, its
+library loaded late, its device described."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-PYPROJECT = """
-[build-system]
-requires = ["setuptools"]
-build-backend = "setuptools.build_meta"
-
-[project]
-name = "acme-k3hal"
-version = "1.2.3"
-
-[project.entry-points."k3hal.backends"]
-acme = "acme_k3hal"
-
-[tool.setuptools]
-packages = ["acme_k3hal"]
-py-modules = ["acme_kernels"]
-"""
-MANIFEST = '''
-"""The backend of a vendor outside the tree."""
-
-from k3hal.dispatch import Backend
-
-BACKEND = Backend(name="acme", vendors=("cpu",), priority=90)
-'''
+EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "vendor_example"
+# Beside the example's own providers: one that is preferred to the CPU's, and takes its kernels from a library.
 PROVIDER = '''
 """RMSNorm by the vendor's library, which is loaded when the provider runs."""
 
@@ -44,7 +26,7 @@ def _supports(call: Call) -> Yes | No:
     return Yes("by the vendor's kernel") if call.dims.get("dim", 0) % 8 == 0 else No("needs dim divisible by 8")
 
 
-@provides("rms_norm", name="fused", needs=Needs(packages={"acme_k3hal": ">=1.2"}), supports=_supports)
+@provides("rms_norm", name="fused", needs=Needs(packages={"k3hal_acme": ">=0.1"}), supports=_supports, priority=90)
 def rms_norm(x, weight, eps, residual=None):
     from acme_kernels import fused_rms_norm
 
@@ -89,13 +71,10 @@ print(json.dumps({
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder into which the vendor's wheel has been built and installed, without any network."""
-    source, target = tmp_path_factory.mktemp("acme"), tmp_path_factory.mktemp("site")
-    package = source / "acme_k3hal"
-    package.mkdir()
-    (source / "pyproject.toml").write_text(PYPROJECT)
-    (source / "acme_kernels.py").write_text(KERNELS)
-    (package / "__init__.py").write_text(MANIFEST)
-    (package / "norms.py").write_text(PROVIDER)
+    source, target = tmp_path_factory.mktemp("acme") / "k3hal-acme", tmp_path_factory.mktemp("site")
+    shutil.copytree(EXAMPLE, source, ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+    (source / "acme_k3hal" / "norms.py").write_text(PROVIDER)
+    (target / "acme_kernels.py").write_text(KERNELS)
     build = [sys.executable, "-P", "-m", "build", "--wheel", "--no-isolation", "--outdir", "dist", "."]
     done = subprocess.run(build, cwd=source, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
@@ -126,6 +105,52 @@ def test_its_provider_is_chosen_and_the_vendors_library_loads_only_when_it_runs(
     assert told["reference"] == "reference"
     assert "needs dim divisible by 8" in told["refused"], "an override is refused rather than bent"
     assert "did you mean 'acme'" in told["misspelt"]
+
+
+DESCRIBED = """
+import json
+from k3hal.dispatch.describe import describe, described_as, described_ids
+from k3hal.dispatch.errors import K3HALError
+
+try:
+    found = describe("acme-a1")
+    told = [found.vendor, found.present, found.memory_bytes, described_as("Acme A1 rev. 2").id]
+    told.append("b200" in described_ids())
+except K3HALError as error:
+    told = str(error)
+print(json.dumps(told))
+"""
+
+
+def test_it_describes_its_device(site: Path) -> None:
+    done = _python(site, DESCRIBED)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ["acme", False, 96_000_000_000, "acme_a1", True]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda text: text.replace('vendor = "acme"\n', ""), "'vendor' is missing"),
+        (lambda text: "bandwith = 1.0\n" + text, "unknown key 'bandwith'"),
+        (lambda text: text.replace('id = "acme_a1"', 'id = "a1"'), "id is 'a1'"),
+        (lambda text: text + "[", "not TOML"),
+    ],
+)
+def test_a_malformed_description_is_named(site: Path, tmp_path: Path, change: Callable[[str], str], told: str) -> None:
+    copy = Path(shutil.copytree(site, tmp_path / "site"))
+    file = copy / "acme_k3hal" / "devices" / "acme_a1.toml"
+    file.write_text(change(file.read_text()))
+    done = _python(copy, DESCRIBED)
+    assert done.returncode == 0, done.stderr
+    assert "acme_a1.toml" in json.loads(done.stdout) and told in json.loads(done.stdout)
+
+
+def test_a_device_is_described_once(site: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(site, tmp_path / "site"))
+    (copy / "acme_k3hal" / "devices" / "h100.toml").write_text("")
+    done = _python(copy, DESCRIBED)
+    assert "describes 'h100', and so does" in json.loads(done.stdout)
 
 
 def test_a_package_that_does_not_import_is_named(tmp_path: Path) -> None:

@@ -5,6 +5,9 @@ reads one source after the other with a running softmax: many rows at a time per
 Both read each source once.
 """
 
+# Triton types what it iterates over as an iterator without an end.
+# pyright: reportGeneralTypeIssues=false
+
 from __future__ import annotations
 
 import torch
@@ -56,6 +59,11 @@ def _finish(mix, out_weight, out, at, live, dim, out_eps, NORM: tl.constexpr):
 
 
 @jit
+def _words(row):
+    return row.to(tl.pointer_type(tl.int32), bitcast=True)
+
+
+@jit
 def _low(word):
     """The first of the two bfloat16 in a word. Kept apart, each would take a register of its own."""
     return (word << 16).to(tl.float32, bitcast=True)
@@ -90,17 +98,16 @@ def _held(
     row = tl.program_id(0).to(tl.int64)
     pair = tl.arange(0, BLOCK // 2)
     live = pair < dim // 2
-    WORD: tl.constexpr = tl.pointer_type(tl.int32)
-    mine = (blocks + row * row_stride).to(WORD, bitcast=True) + pair
-    running = (prefix + row * prefix_stride).to(WORD, bitcast=True) + pair
+    mine = _words(blocks + row * row_stride) + pair
+    running = _words(prefix + row * prefix_stride) + pair
     sources = ()
     for j in tl.static_range(COUNT):
-        sources = sources + (tl.load(mine + j * (block_stride // 2), live, 0),)
+        sources = sources + (tl.load(mine + j * (block_stride // 2), live, 0),)  # noqa: RUF005 - Triton has no unpacking
     keys = tl.load(key_weight.to(tl.pointer_type(tl.int64), bitcast=True) + pair, live, 0)
     key_low = keys.to(tl.int32).to(tl.float32, bitcast=True)
     key_high = (keys >> 32).to(tl.int32).to(tl.float32, bitcast=True)
     if ADD:
-        total = tl.load((delta + row * delta_stride).to(WORD, bitcast=True) + pair, live, 0)
+        total = tl.load(_words(delta + row * delta_stride) + pair, live, 0)
         if not RESET:
             before = tl.load(running, live, 0)
             total = _rounded(_low(before) + _low(total), _high(before) + _high(total))
@@ -113,7 +120,7 @@ def _held(
     scores = ()
     largest = own
     for j in tl.static_range(COUNT):
-        scores = scores + (_score_pairs(sources[j], key_low, key_high, dim, eps),)
+        scores = scores + (_score_pairs(sources[j], key_low, key_high, dim, eps),)  # noqa: RUF005
         largest = tl.maximum(largest, scores[j])
     share = tl.exp(own - largest)
     low, high, shares = _low(total) * share, _high(total) * share, share
@@ -126,9 +133,9 @@ def _held(
     if NORM:
         low, high = _low(mix), _high(mix)
         factor = 1 / tl.sqrt_rn(tl.sum(low * low + high * high) / dim + out_eps)
-        scale = tl.load(out_weight.to(WORD, bitcast=True) + pair, live, 0)
+        scale = tl.load(_words(out_weight) + pair, live, 0)
         mix = _rounded(low * factor * _low(scale), high * factor * _high(scale))
-    tl.store((out + row * dim).to(WORD, bitcast=True) + pair, mix, live)
+    tl.store(_words(out + row * dim) + pair, mix, live)
 
 
 @jit

@@ -25,6 +25,8 @@ class Tiling:
 
     A sequence is cut into chunks of at least `chunk` rows, and into at most `splits` of them: by its own length alone,
     so that its result is the same in every batch. `rows` is a tile's, `per_sm` the programs that share a processor.
+    `twice` has values loaded apart from scores, the second time from the L2 cache: where a tile is converted on its way
+    to two products, Triton reads ahead on Hopper only if each has a load of its own.
     """
 
     rows: int
@@ -33,6 +35,7 @@ class Tiling:
     chunk: int
     splits: int
     per_sm: int
+    twice: bool
 
 
 @triton.jit
@@ -46,7 +49,7 @@ def _attend(
     q_row, q_head, page_stride, table_row, count, scale, max_splits,
     HEADS: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_BATCH: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr,
-    ROWS: tl.constexpr, CHUNK: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
+    ROWS: tl.constexpr, CHUNK: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr, TWICE: tl.constexpr,
 ):  # fmt: skip
     """Every program takes every so manieth (sequence, chunk, block of heads): idle programs cost nothing."""
     HEAD_BLOCKS: tl.constexpr = (HEADS + BLOCK_H - 1) // BLOCK_H
@@ -96,7 +99,13 @@ def _attend(
             weights = tl.exp2(scores - higher[None, :])
             fade = tl.exp2(top - higher)
             total = total * fade + tl.sum(weights, 0)
-            acc = tl.dot(tl.trans(latent), weights.to(kind), acc * fade[None, :], input_precision="ieee")
+            if TWICE:
+                turned = tl.load(tl.trans(entry) + ranks[:, None], live[None, :] & (ranks[:, None] < RANK), 0.0).to(
+                    kind
+                )
+            else:
+                turned = tl.trans(latent)
+            acc = tl.dot(turned, weights.to(kind), acc * fade[None, :], input_precision="ieee")
             top = higher
         acc = acc / tl.where(total > 0, total, 1.0)[None, :]
         inside = (heads[None, :] < HEADS) & (ranks[:, None] < RANK)
@@ -165,7 +174,7 @@ def mla_decode(
         q.stride(0), q.stride(1), kv_cache.stride(0), page_table.stride(0), count, scale * LOG2_E, max_splits,
         heads, kv_lora, entry - kv_lora, page,
         triton.next_power_of_2(count), block_h, block_r, max(triton.next_power_of_2(entry - kv_lora), 16),
-        tiling.rows, tiling.chunk, tiling.splits, tiling.stages,
+        tiling.rows, tiling.chunk, tiling.splits, tiling.stages, tiling.twice,
         num_warps=tiling.warps,
     )  # fmt: skip
     if max_splits > 1:

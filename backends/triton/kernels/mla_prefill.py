@@ -1,7 +1,7 @@
 """MLA prefill: keys and values of a window of positions expanded from the latents, then attended to.
 
-Windows bound the scratch whatever the context: how many there are follows from shapes alone, one too many costs a launch
-whose programs end at once, and the running softmax passes from one to the next in fp32, which changes no result.
+Windows bound the scratch whatever the context. How many there are follows from shapes alone: one too many costs
+launches whose programs end at once. The running softmax passes from one to the next in fp32, which changes no result.
 """
 
 from __future__ import annotations
@@ -58,11 +58,10 @@ def _expand(
         row = n.to(tl.int64) * window + within
         place = h.to(tl.int64) * out_head + row[:, None] * DIM + channels[None, :]
         tl.store(out + place, acc.to(kind), live[:, None] & (channels[None, :] < DIM))
-        if COPY_ROPE:
-            if h == 0:
-                ropes = tl.arange(0, BLOCK_P)[None, :]
-                inside = live[:, None] & (ropes < ROPE)
-                tl.store(out_rope + row[:, None] * ROPE + ropes, tl.load(entry + RANK + ropes, inside).to(kind), inside)
+        if COPY_ROPE and h == 0:
+            ropes = tl.arange(0, BLOCK_P)[None, :]
+            inside = live[:, None] & (ropes < ROPE)
+            tl.store(out_rope + row[:, None] * ROPE + ropes, tl.load(entry + RANK + ropes, inside).to(kind), inside)
 
 
 @triton.jit
@@ -76,8 +75,8 @@ def _tiles(
     rope_channels, value_channels = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_V)
     for at in tl.range(first, last, KEYS, num_stages=STAGES):
         row = (at - begin + columns)[:, None]
-        key_mask, rope_mask, value_mask = channels[None, :] < NOPE, rope_channels[None, :] < ROPE, value_channels < VALUE
-        value_mask = value_mask[None, :]
+        key_mask, rope_mask = channels[None, :] < NOPE, rope_channels[None, :] < ROPE
+        value_mask = value_channels[None, :] < VALUE
         if MASKED:
             there = (at + columns < last)[:, None]
             key_mask, rope_mask, value_mask = key_mask & there, rope_mask & there, value_mask & there
@@ -129,7 +128,8 @@ def _attend(
         sees = tl.where(real, context + i + 1, 0)
         limit = tl.max(sees, 0)
         if FIRST or limit > begin:
-            channels, rope_channels, value_channels = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_V)
+            channels, rope_channels = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_P)
+            value_channels = tl.arange(0, BLOCK_V)
             from_q = q + token[:, None] * q_row + h * q_head
             query = tl.load(from_q + channels[None, :], real[:, None] & (channels[None, :] < NOPE), 0.0)
             inside = real[:, None] & (rope_channels[None, :] < ROPE)

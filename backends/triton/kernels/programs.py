@@ -29,3 +29,9 @@ def resident(device: torch.device, per_processor: int) -> int:
 def shared_memory(device: torch.device) -> int:
     """Bytes of shared memory that one program may have."""
     return int(_properties(device)["max_shared_mem"])
+
+
+@cache
+def is_hopper(device: torch.device) -> bool:
+    """Whether Triton compiles for NVIDIA's sm_90."""
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device)[0] == 9

@@ -1,4 +1,7 @@
-"""Positions and cache rows of a step in one launch: programs share out each sequence, and the padding behind the last."""
+"""Positions and cache rows of a step in one launch: programs share out each sequence, and the padding at the end."""
+
+# Triton types what it iterates over as an iterator without an end.
+# pyright: reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def _step_metadata(
         if piece == 0:
             tl.store(cu_seqlens + n, before)
             tl.store(seq_lens + n, context + new)
-        for start in range(piece * BLOCK, new, pieces * BLOCK):
+        for start in tl.range(piece * BLOCK, new, pieces * BLOCK):
             at = start + tl.arange(0, BLOCK)
             position = context + at
             entry = page_table + n.to(tl.int64) * table_stride + (position // PAGE_TOKENS) * entry_stride
@@ -37,7 +40,7 @@ def _step_metadata(
     else:
         if piece == 0:
             tl.store(cu_seqlens + count, before)
-        for start in range(before + piece * BLOCK, num_tokens, pieces * BLOCK):
+        for start in tl.range(before + piece * BLOCK, num_tokens, pieces * BLOCK):
             at = start + tl.arange(0, BLOCK)
             tl.store(positions + at, tl.zeros((BLOCK,), tl.int64), at < num_tokens)
             tl.store(kv_rows + at, tl.full((BLOCK,), -1, tl.int64), at < num_tokens)

@@ -15,6 +15,11 @@ function drawHead() {
     ["Device", deviceName],
     ["Version", statement.version],
     ["Commit", h("span", {}, h("code", { title: commit }, commit.slice(0, 12) || "unknown"), " ", tree)],
+    ...(report.packages ?? []).map((one) => [
+      `Backend ${one.backend}`,
+      h("span", {}, `${one.name} ${one.version} `, h("code", { title: one.commit }, one.commit.slice(0, 12)), one.dirty
+        ? h("span", { class: "flag warn" }, "dirty tree") : ""),
+    ]),
     [
       "Must-pass list",
       h(
@@ -41,7 +46,7 @@ function drawHead() {
       themeButton(),
     ),
     verdict(total),
-    ...(statement.dirty ? [dirtyNotice()] : []),
+    ...(statement.dirty || (report.packages ?? []).some((one) => one.dirty) ? [dirtyNotice()] : []),
     h(
       "dl",
       { class: "facts" },

@@ -45,6 +45,12 @@ def test_list_names_every_operator_with_its_providers(run: Run) -> None:
     assert all(p["available"] == (not p["reasons"]) for p in listed.values())
 
 
+def test_list_takes_operators_as_an_argument_too(run: Run) -> None:
+    listed = (_json(run, "op", "list", *how, "--device", "cpu") for how in (("kda_*",), ("--op", "kda_*")))
+    first, second = listed
+    assert first == second and first["operators"]
+
+
 def test_list_tells_why_a_machine_that_is_not_here_cannot(run: Run) -> None:
     rows = _json(run, "op", "list", "--device", "ascend-910b", "--op", "kda_*")["operators"]
     assert {row["op"] for row in rows} == {name for name in operator_names() if name.startswith("kda_")}
@@ -127,6 +133,7 @@ def test_explain_asks_everyone_and_says_what_decided(run: Run) -> None:
     [
         (("list", "--device", "h10"), 4, "unknown device 'h10' (did you mean 'h100'?"),
         (("list", "--op", "kdaa_*"), 4, "no operator matches 'kdaa_*'"),
+        (("list", "kda_*", "--op", "rms_norm"), 4, "both 'kda_*' and --op 'rms_norm'"),
         (("probe", "--device", "cuda:x"), 4, "device 'cuda:x' is not understood"),
         (("plan", "/no/such/model"), 4, "'/no/such/model' is neither a directory nor a config.json"),
         (("plan", "--dtype", "float16"), 4, "--dtype is 'float16' (it takes auto, bfloat16, float32)"),

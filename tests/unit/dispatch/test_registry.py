@@ -56,6 +56,16 @@ def _wrapped(module: ModuleType) -> ModuleType:
     return _with(module, provider_0=outer)
 
 
+def _elsewhere(module: ModuleType) -> ModuleType:
+    """A provider file that declares a function of a library, which no search through its own functions finds."""
+
+    def library(x: float, factor: float = 2.0) -> float:
+        return x * factor
+
+    library.__module__ = "vendor_kernels"
+    return _with(module, scale=provides("toy_scale", name="x")(library))
+
+
 SCALE = Toy("toy_scale", "x")
 
 
@@ -68,6 +78,7 @@ SCALE = Toy("toy_scale", "x")
         (backend_module("reference"), "calls itself 'reference'"),
         (backend_module("b", SCALE, SCALE), "two providers of toy_scale are called b.x"),
         (_wrapped(backend_module("b", SCALE)), "must be the outermost decorator"),
+        (_elsewhere(backend_module("b")), "provider 'x' of toy_scale is a function of vendor_kernels"),
         (backend_module("b", Toy("toy_scale", "x", needs=Needs(vendors=("amd",))), vendors=("cpu",)), "is for amd"),
         (backend_module("b", Toy("toy_scale", "x", needs=Needs(min_arch=90))), "bounds the arch of no single vendor"),
     ],
