@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from k3hal.dispatch.errors import CheckpointError
 from k3hal.dispatch.ops.mx_dequantize import GROUP
-from k3hal.errors import CheckpointError
 
 ROWS, DEPTH = 16, 128
 """Rows and columns of a block, which is 1 KiB of consecutive words: 16 words a row, 8 codes a word."""
 BIAS = 110
-"""Added to a scale's exponent byte: codes read as bfloat16 bits are 2^-126 of their value and are used as 2^-16 of it, so
-that no scale from 2^-127 to 2^17 leaves the exponents of bfloat16. Weights below 2^-110 lose bits to underflow."""
+"""Added to a scale's exponent byte: codes read as bfloat16 bits are 2^-126 of their value and are used as 2^-16 of it,
+so that no scale from 2^-127 to 2^17 leaves the exponents of bfloat16. Weights below 2^-110 lose bits to underflow."""
 LARGEST = 254 - BIAS
 _FIELDS = ((15, 6), (10, 3), (9, 0), (14, 11))
 """Where in 16 bits each of four codes has its sign and the lowest of its other three bits."""
@@ -55,6 +55,5 @@ def _factors(scales: Tensor) -> Tensor:
     biased = scales.int() + BIAS
     if biased.numel() and (largest := int(scales.max())) > LARGEST:
         raise CheckpointError(f"an MXFP4 scale byte is {largest}, above {LARGEST} (255 is NaN)")
-    return (
-        biased.unflatten(2, (-1, 4)).unflatten(1, (-1, ROWS)).to(torch.uint8).view(torch.int32)[..., 0].transpose(2, 3)
-    )
+    quads = biased.to(torch.uint8).unflatten(2, (-1, 4)).unflatten(1, (-1, ROWS))
+    return quads.view(torch.int32)[..., 0].transpose(2, 3)

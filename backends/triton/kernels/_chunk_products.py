@@ -20,7 +20,7 @@ def dot(a, b, HOW: tl.constexpr):
     than tf32 with its 11 bits, which the hardware cuts off."""
     if HOW == "exact":
         return tl.dot(a, b, input_precision="ieee")
-    elif HOW == "half":  # noqa: RET505
+    elif HOW == "half":
         return tl.dot(a.to(tl.float16), b.to(tl.float16))
     else:
         high, low = split(a)
@@ -52,7 +52,7 @@ def dot_stored(stored, size, at, b, FLIPPED: tl.constexpr, HOW: tl.constexpr):
     high = tl.trans(high) if FLIPPED else high
     if HOW == "exact":
         return tl.dot(high, b, input_precision="ieee")
-    else:  # noqa: RET505
+    else:
         b_high, b_low = split(b)
         rest = tl.dot(high, b_low)
         if HOW == "split":
@@ -103,7 +103,7 @@ def _decay_in_blocks(g, BASE: tl.constexpr, CHUNK: tl.constexpr, DIM: tl.constex
     """Decays from the start of blocks of BASE tokens."""
     if BASE == 1:
         return g
-    else:  # noqa: RET505
+    else:
         return tl.reshape(tl.cumsum(tl.reshape(g, [CHUNK // BASE, BASE, DIM]), 1), [CHUNK, DIM])
 
 
@@ -118,7 +118,7 @@ def _in_blocks(q, k, from_start, BASE: tl.constexpr, CHUNK: tl.constexpr, DIM: t
     if BASE == 1:
         zero = tl.zeros([CHUNK, CHUNK], tl.float32)
         return zero, zero
-    else:  # noqa: RET505
+    else:
         blocks = tl.reshape(from_start, [CHUNK // BASE, BASE, DIM])
         middle = tl.reshape(blocks - 0.5 * tl.min(blocks, 1)[:, None, :], [CHUNK, DIM])
         columns = tl.trans(k * tl.exp2(-middle))
@@ -205,7 +205,7 @@ def _rows(
 ):  # fmt: skip
     if FUSED:
         return convolve_rows(x, x_stride, history, has, taps, at, rows, start, end, channels, WIDTH)
-    else:  # noqa: RET505
+    else:
         return tl.load(x + rows[:, None] * x_stride + at[None, :], (rows < end)[:, None], 0.0).to(tl.float32)
 
 

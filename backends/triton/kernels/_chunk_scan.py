@@ -38,7 +38,7 @@ def chunk_scan(
             _clear(out, start, end, heads, h * DIM + column, CHUNK, DIM)
         elif start < end:
             has = tl.load(known + n).to(tl.int32)
-            if FUSED:  # noqa: SIM102
+            if FUSED:
                 if part == 0:
                     history = conv_state + slot * conv_stride
                     move_history(qkv, qkv_stride, history, has, start, end, h, heads, WIDTH, WINDOW, DIM)

@@ -4,11 +4,14 @@ Weights are the left operand, so that a tile may be as few as 16 choices wide: a
 choices]. PACKED weights are blocks of words and scales (`backends/triton/_mxfp4.py`), others plain rows of x's dtype.
 """
 
+# Triton types what it iterates over as an iterator without an end.
+# pyright: reportGeneralTypeIssues=false
+
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from k3hal.backends.triton._jit import jit
 from k3hal.backends.triton.kernels._activations import silu_mul, situ_mul
 from k3hal.backends.triton.kernels._mxfp4 import columns
 
@@ -16,7 +19,7 @@ RESCALE = tl.constexpr(65536.0)
 """Undoes the 2^-16 that packed weights carry."""
 
 
-@triton.jit
+@jit
 def _tile(ids, experts, rows, stride, tile, TOP_K: tl.constexpr, BT: tl.constexpr, DIRECT: tl.constexpr):
     """A tile's expert and its choices [BT]; DIRECT is one choice a tile, without a table."""
     slot = tl.arange(0, BT)
@@ -29,7 +32,7 @@ def _tile(ids, experts, rows, stride, tile, TOP_K: tl.constexpr, BT: tl.constexp
     return expert, choice
 
 
-@triton.jit
+@jit
 def _plain_dot(w, n, inputs, live, K: tl.constexpr, BM: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr):
     """w[n] @ inputs as fp32 [BM, BT]; inputs [BT] are pointers to rows."""
     at = tl.arange(0, BK)
@@ -46,7 +49,7 @@ def _plain_dot(w, n, inputs, live, K: tl.constexpr, BM: tl.constexpr, BT: tl.con
     return total
 
 
-@triton.jit
+@jit
 def _packed_dot(
     w, scales, n, inputs, live, K: tl.constexpr, BM: tl.constexpr, BT: tl.constexpr, PTX: tl.constexpr
 ):  # fmt: skip
@@ -68,7 +71,7 @@ def _packed_dot(
     return total * RESCALE
 
 
-@triton.jit
+@jit
 def _split_dot(
     w, scales, n, inputs, live, K: tl.constexpr, BM: tl.constexpr, BT: tl.constexpr, SPLIT: tl.constexpr,
     PTX: tl.constexpr,
@@ -99,7 +102,7 @@ def _split_dot(
     return tl.sum(total, 0) * RESCALE
 
 
-@triton.jit
+@jit
 def _dot(
     w, scales, expert, n, inputs, live, N: tl.constexpr, K: tl.constexpr, PACKED: tl.constexpr, PTX: tl.constexpr,
     BM: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
@@ -118,7 +121,7 @@ def _dot(
     return total
 
 
-@triton.jit
+@jit
 def gate_up(
     x, ids, experts, rows, w, scales, hidden, x_stride, ids_stride, beta, linear_beta,
     TOP_K: tl.constexpr, K: tl.constexpr, INNER: tl.constexpr, PACKED: tl.constexpr, DIRECT: tl.constexpr,
@@ -149,7 +152,7 @@ def gate_up(
     tl.store(place, value, live[None, :] & (column < INNER)[:, None])
 
 
-@triton.jit
+@jit
 def down(
     hidden, ids, experts, rows, weights, w, scales, out, ids_stride, weights_stride,
     TOP_K: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr, DIRECT: tl.constexpr,
@@ -172,7 +175,7 @@ def down(
     tl.store(place, total * weight[None, :], live[None, :] & (column < WIDTH)[:, None])
 
 
-@triton.jit
+@jit
 def combine(
     parts, ids, out, ids_stride, TOP_K: tl.constexpr, SLOTS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip

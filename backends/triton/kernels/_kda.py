@@ -32,7 +32,7 @@ def log_decay(raw, bias, rate, lower_bound, BOUNDED: tl.constexpr):
     shifted = raw.to(tl.float32) + bias
     if BOUNDED:
         return lower_bound * tl.sigmoid(rate * shifted)
-    else:  # noqa: RET505
+    else:
         return -rate * softplus(shifted)
 
 

@@ -15,6 +15,8 @@ from k3hal.backends.triton.kernels import _expert_tiles as tiling
 FEW = 2048
 """Choices that one program reads at once; more are counted first, by a program an expert."""
 SCAN = 2048
+MOST = 4096
+"""Tokens at a time. Scratch is an fp32 row a choice, which is 0.9 GiB for K3; its experts have 73 rows each then."""
 
 
 def sum_of_experts(
@@ -22,10 +24,23 @@ def sum_of_experts(
     w2_scale: Tensor | None, activation: str, betas: tuple[float, float], cut: Cut,
 ) -> Tensor:  # fmt: skip
     """See `moe_experts`; with scales, weights are those of `_mxfp4.pack`."""
-    (tokens, width), top_k, packed = x.shape, ids.shape[1], w13_scale is not None
+    tokens, width = x.shape
     out = torch.empty(tokens, width, dtype=x.dtype, device=x.device)
-    if not out.numel():
-        return out
+    stacks = (w13, w13_scale, w2, w2_scale, activation == "situ", betas, cut)
+    if tokens > MOST:
+        for a in range(0, tokens, MOST):
+            b = a + MOST
+            _experts_into(x[a:b], ids[a:b], weights[a:b], *stacks, out[a:b])
+    elif out.numel():
+        _experts_into(x, ids, weights, *stacks, out)
+    return out
+
+
+def _experts_into(
+    x: Tensor, ids: Tensor, weights: Tensor, w13: Tensor, w13_scale: Tensor | None, w2: Tensor,
+    w2_scale: Tensor | None, situ: bool, betas: tuple[float, float], cut: Cut, out: Tensor,
+) -> None:  # fmt: skip
+    (tokens, width), top_k, packed = x.shape, ids.shape[1], w13_scale is not None
     inner = w13.shape[1] * 8 if packed else w2.shape[2]
     choices, count = tokens * top_k, w13.shape[0]
     height = _height(x, choices // count, cut)
@@ -40,7 +55,7 @@ def sum_of_experts(
     fixed = {"TOP_K": top_k, "PACKED": packed, "DIRECT": tokens <= cut.direct, "BT": height, "PTX": ptx}
     gemm.gate_up[(tiles * triton.cdiv(inner, first.rows // 2),)](
         x, ids, experts, rows, w13, w13_scale, hidden, x.stride(0), ids.stride(0), *betas,
-        K=width, INNER=inner, SITU=activation == "situ", BM=first.rows, BK=first.depth, **fixed,
+        K=width, INNER=inner, SITU=situ, BM=first.rows, BK=first.depth, **fixed,
         SPLIT=first.parts(width), num_warps=first.warps, num_stages=min(first.stages, deepest),
     )  # fmt: skip
     gemm.down[(tiles * triton.cdiv(width, second.rows),)](
@@ -52,7 +67,6 @@ def sum_of_experts(
     gemm.combine[(tokens * triton.cdiv(width, block),)](
         parts, ids, out, ids.stride(0), top_k, triton.next_power_of_2(top_k), width, block
     )
-    return out
 
 
 @cache

@@ -1,5 +1,8 @@
 """The router's choice: one program a row; the best k are taken one by one from keys that also order equal scores."""
 
+# Triton types what it iterates over as an iterator without an end.
+# pyright: reportGeneralTypeIssues=false
+
 from __future__ import annotations
 
 import torch
@@ -7,8 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from k3hal.backends.triton._jit import jit
 
-@triton.jit
+
+@jit
 def _route(
     logits, bias, weights, ids, logits_stride, experts, scale,
     TOP_K: tl.constexpr, SLOTS: tl.constexpr, RENORMALIZE: tl.constexpr, BLOCK: tl.constexpr,
