@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from k3hal.cli.common import Json
-from k3hal.cli.output import print_json
+from k3hal.cli.output import print_json, stdout
 
 if TYPE_CHECKING:
     from k3hal.model.manifest import TensorSpec
@@ -121,16 +121,17 @@ def _verdict(folder: Path, ok: bool, problems: int, tensors: int, checksums: int
 
 def _print_manifest_json(total: int, specs: list[TensorSpec], *, with_entries: bool) -> None:
     """One entry a line, written as it goes: the full-size model has half a million."""
+    out = stdout()
     head = {"schema": MANIFEST_SCHEMA, "tensors": len(specs), "total_size": total}
-    sys.stdout.write(json.dumps(head)[:-1])
+    out.write(json.dumps(head)[:-1])
     if with_entries:
         separator = ', "entries": [\n'
         for spec in specs:
             entry = {"name": spec.name, "dtype": spec.dtype, "shape": spec.shape, "bytes": spec.nbytes}
-            sys.stdout.write(separator + json.dumps(entry))
+            out.write(separator + json.dumps(entry))
             separator = ",\n"
-        sys.stdout.write("\n]")
-    sys.stdout.write("}\n")
+        out.write("\n]")
+    out.write("}\n")
 
 
 def _summary_text(summary: dict[str, Any]) -> str:

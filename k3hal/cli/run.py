@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -13,7 +14,7 @@ import typer
 import typer.main
 
 from k3hal import __version__
-from k3hal.cli.output import ERROR_SCHEMA, print_json
+from k3hal.cli.output import ERROR_SCHEMA, print_json, stdout, stdout_reserved
 from k3hal.env import check_environment, debug_enabled
 from k3hal.errors import K3HALError, UsageError
 
@@ -36,20 +37,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = typer.main.get_command(app)
     if os.environ.get(_COMPLETION_VARIABLE):
         return command.main(args, prog_name="k3hal", complete_var=_COMPLETION_VARIABLE)
+    as_json = _wants_json(args)
+    # Without an error stream there is nowhere else for anything to go.
+    divert = as_json and sys.stdout is not None and sys.stderr is not None
+    with stdout_reserved(for_good=argv is None) if divert else contextlib.nullcontext():
+        return _run(command, args, as_json=as_json)
+
+
+def _run(command: Any, args: list[str], *, as_json: bool) -> int:
     try:
         check_environment(os.environ)
         code = _invoke(command, args)
-        sys.stdout.flush()
+        stdout().flush()
     except K3HALError as error:
-        return _refuse(error, as_json=_wants_json(args))
+        return _refuse(error, as_json=as_json)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # What is still buffered has no reader: without this the interpreter complains about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout().fileno())
         return EXIT_BROKEN_PIPE
-    except Exception as error:  # noqa: BLE001 - the last resort: a bug is reported, never shown raw
-        return _crash(error, as_json=_wants_json(args))
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the last resort: a bug is reported, never shown raw
+        return _crash(error, as_json=as_json)
     return code
 
 
@@ -78,9 +87,10 @@ def _invoke(command: Any, args: list[str]) -> int:
 
 
 def _wants_json(args: Sequence[str]) -> bool:
-    """Whether `--json` stands among the flags; not parsed, since the command line itself may be what is wrong."""
+    """Whether `--json` stands among the flags, without one that asks for text; not parsed, since the command line
+    itself may be what is wrong."""
     flags = args[: args.index("--")] if "--" in args else args
-    return "--json" in flags
+    return "--json" in flags and not {"--help", "--version"} & set(flags)
 
 
 def _refuse(error: K3HALError, *, as_json: bool) -> int:
@@ -92,7 +102,7 @@ def _refuse(error: K3HALError, *, as_json: bool) -> int:
     return error.exit_code
 
 
-def _crash(error: Exception, *, as_json: bool) -> int:
+def _crash(error: BaseException, *, as_json: bool) -> int:
     message = f"this is a bug in k3hal {__version__}: {type(error).__name__}: {_first_line(error)}"
     hint = f"please report it in {BUG_REPORT}"
     if debug_enabled(os.environ):
@@ -105,7 +115,7 @@ def _crash(error: Exception, *, as_json: bool) -> int:
     return EXIT_CRASH
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), "no message")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from k3hal.debug.case import Case
+from k3hal.debug.contain import EscapeError
 from k3hal.debug.execute import Execution, execute
 from k3hal.debug.golden import Golden, golden
 from k3hal.debug.judge import judge
@@ -37,6 +38,7 @@ def check(
         problems = [*run.problems, *_layout_problems(operator, case, run)]
         if repeat and target.deterministic:
             again = execute(operator, target, case.args)
+            problems += [problem for problem in again.problems if problem not in problems]
             problems += [f"two runs differ in {name}" for name in run.outputs if _differs(name, run, again)]
             problems += [f"{name} lies where the next call writes its own" for name in _shared_memory(run, again)]
     except Exception as error:  # noqa: BLE001 - what a provider raises is its result
@@ -53,6 +55,8 @@ def check(
 
 def describe(error: BaseException) -> str:
     """An exception in one line."""
+    if isinstance(error, EscapeError):
+        error = error.error
     first = next(iter(str(error).splitlines()), "")
     return f"raised {type(error).__name__}: {first}" if first else f"raised {type(error).__name__}"
 

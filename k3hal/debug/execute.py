@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from k3hal.debug.contain import contained
 from k3hal.debug.golden import named_outputs
 from k3hal.debug.memory import GuardedCopy, PoisonedEmpty
 from k3hal.debug.target import Target
@@ -18,7 +20,8 @@ from k3hal.dispatch.operator import Operator
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """What one run gave: CPU `outputs` by name, `problems` with the memory it touched, and its `seconds`.
+    """What one run gave: CPU `outputs` by name, `problems` with the memory it touched or the global state it changed,
+    and its `seconds`.
 
     `aliases` maps returned outputs to the argument whose memory they lie in; `dense` holds the returned outputs that
     are contiguous. `returned` are the outputs where the target put them, the mutated arguments left out.
@@ -33,7 +36,8 @@ class Execution:
 
 
 def execute(operator: Operator, target: Target, args: Mapping[str, Any], *, poisoned: bool = True) -> Execution:
-    """Run `target` on copies of `args`, its weights laid out as it wants. Whatever it raises passes through.
+    """Run `target` on copies of `args`, its weights laid out as it wants. Whatever it raises passes through
+    as `contained` has it.
 
     Copies keep strides, offsets and shared memory, and stand between canaries; with `poisoned` uninitialised memory
     is NaN. `seconds` is one cold call and no measurement of speed.
@@ -41,22 +45,20 @@ def execute(operator: Operator, target: Target, args: Mapping[str, Any], *, pois
     copy = GuardedCopy(args, target.device)
     call = dict(copy.args)
     with torch.inference_mode():
-        if target.prepare:
-            call |= target.prepare(**{name: call[name] for name in operator.weights})
-        _wait(copy.device)
-        begun = time.perf_counter()
-        if poisoned:
-            with PoisonedEmpty():
+        with contained(copy.device) as changes:
+            if target.prepare:
+                call |= target.prepare(**{name: call[name] for name in operator.weights})
+            _wait(copy.device)
+            begun = time.perf_counter()
+            with PoisonedEmpty() if poisoned else nullcontext():
                 returned = target.fn(**call)
-        else:
-            returned = target.fn(**call)
-        # Before anything is copied: what a kernel did wrong shows here, and the copies are no part of its time.
-        _wait(copy.device)
-        seconds = time.perf_counter() - begun
+            # Before anything is copied: what a kernel did wrong shows here, and the copies are no part of its time.
+            _wait(copy.device)
+            seconds = time.perf_counter() - begun
         outputs = named_outputs(operator, returned, call)
         on_host = {name: value.detach().to("cpu", copy=True) for name, value in outputs.items()}
     # A provider's `prepare` may hand a weight back as it is: that it is unchanged is checked in either case.
-    problems = copy.problems(operator.mutates)
+    problems = [*copy.problems(operator.mutates), *changes]
     fresh = {name: value for name, value in outputs.items() if name not in operator.mutates}
     aliases = {name: alias for name, value in fresh.items() if (alias := copy.alias_of(value))}
     dense = frozenset(name for name, value in fresh.items() if value.is_contiguous())

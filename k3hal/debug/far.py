@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from k3hal.debug.case import Case
+from k3hal.debug.contain import contained
 from k3hal.debug.execute import execute
 from k3hal.debug.golden import named_outputs
 from k3hal.debug.memory import place
@@ -49,7 +50,7 @@ def far_offsets(operator: Operator, case: Case, target: Target) -> list[Pair]:
     rows = _places(used, [case.args[name] for name in caches])
     huge = {name: _spread_out(case.args[name], used, rows) for name in caches}
     args = {**case.args, **huge, **{name: _renumbered(case, name, used, rows) for name in indices}}
-    with torch.inference_mode():
+    with torch.inference_mode(), contained(torch.device(target.device)):
         call = dict(args)
         if target.prepare:
             call |= target.prepare(**{name: call[name] for name in operator.weights})

@@ -118,14 +118,22 @@ def golden(operator: Operator, args: Mapping[str, Any]) -> Golden:
 def named_outputs(operator: Operator, returned: Any, args: Mapping[str, Any]) -> dict[str, Tensor]:
     """Everything a call produced by its name in `Operator.outputs`: returned tensors first, then mutated arguments.
 
-    Raises `ValueError` for a call that returned another number of values, or something that is no tensor.
+    A contract returns nothing, one tensor, or a tuple of two and more, of which some may be None. Raises `ValueError`
+    for a call that returned another structure, something that is no tensor, or a tensor that requires grad.
     """
     values = () if returned is None else returned if isinstance(returned, tuple) else (returned,)
     wanted = len(operator.outputs) - len(operator.mutates)
     if len(values) != wanted:
         raise ValueError(f"returned {len(values)} values, the contract has {wanted}")
+    if isinstance(returned, tuple) and (wanted < 2 or type(returned) is not tuple):
+        has = ("nothing", "the tensor itself")[wanted] if wanted < 2 else "a plain tuple"
+        raise ValueError(f"returned a {type(returned).__name__} of {wanted}, the contract has {has}")
     for name, value in zip(operator.outputs, values, strict=False):
         if value is not None and not isinstance(value, Tensor):
             raise ValueError(f"returned {type(value).__name__} for {name}, not a tensor")
     named = dict(zip(operator.outputs, (*values, *(args[name] for name in operator.mutates)), strict=True))
-    return {name: value for name, value in named.items() if value is not None}
+    outputs = {name: value for name, value in named.items() if value is not None}
+    for name, value in outputs.items():
+        if value.requires_grad:
+            raise ValueError(f"{name} requires grad")
+    return outputs

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from k3hal.debug.case import Case
+from k3hal.debug.contain import contained
 from k3hal.debug.golden import named_outputs
 from k3hal.debug.memory import GuardedCopy, PoisonedEmpty
 from k3hal.debug.target import Target
@@ -32,8 +33,9 @@ def replayed(operator: Operator, case: Case, target: Target) -> list[dict[str, T
     before = {name: call[name].clone() for name in operator.mutates if call[name] is not None}
     given: list[object] = []
     with torch.inference_mode():
-        target.fn(**call)
-        runtime.synchronize()
+        with contained(copy.device):
+            target.fn(**call)
+            runtime.synchronize()
         with PoisonedEmpty():
             graph = runtime.capture(lambda: given.append(target.fn(**call)))
         out = []

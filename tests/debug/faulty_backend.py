@@ -41,6 +41,20 @@ def swapped(x: Tensor) -> Tensor:
     return (torch.nn.functional.silu(gate) * up).to(x.dtype)
 
 
+@provides("silu_and_mul", name="talks")
+def talks(x: Tensor) -> Tensor:
+    """Right, and noisy on standard output."""
+    print("hello from Python")
+    os.write(1, b"hello from a library\n")
+    gate, up = x.float().chunk(2, dim=-1)
+    return (torch.nn.functional.silu(gate) * up).to(x.dtype)
+
+
+@provides("silu_and_mul", name="leaves")
+def leaves(x: Tensor) -> Tensor:
+    raise SystemExit(0)
+
+
 @provides("silu_and_mul", name="late_row")
 def late_row(x: Tensor) -> Tensor:
     """Wrong from the third row on."""

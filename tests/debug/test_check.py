@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -101,6 +102,26 @@ def _two_values(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) 
     return rms_norm(x, weight, eps, residual), x
 
 
+def _one_in_a_tuple(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> Any:
+    return (rms_norm(x, weight, eps, residual),)
+
+
+def _one_in_a_list(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> Any:
+    return [rms_norm(x, weight, eps, residual)]
+
+
+def _requires_grad(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> Tensor:
+    return rms_norm(x, weight, eps, residual).requires_grad_()
+
+
+def _exits(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> Tensor:
+    sys.exit(0)
+
+
+def _interrupts(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> Tensor:
+    raise KeyboardInterrupt
+
+
 def _racy(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> Tensor:
     return rms_norm(x, weight, eps, residual) * (1 + 1e-7 * (next(_counter) % 2))
 
@@ -117,6 +138,11 @@ def _racy(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> Ten
         (_other_dtype, "out: dtype torch.float64, the contract says torch.float32"),
         (_two_values, "returned 2 values, the contract has 1"),
         (_racy, "two runs differ in out"),
+        (_one_in_a_tuple, "returned a tuple of 1, the contract has the tensor itself"),
+        (_one_in_a_list, "returned list for out, not a tensor"),
+        (_requires_grad, "out requires grad"),
+        (_exits, "raised SystemExit: 0"),
+        (_interrupts, "raised KeyboardInterrupt"),
     ],
 )
 def test_a_fault_fails_with_its_reason(case_of: MakeCase, fault: Callable[..., Any], reason: str) -> None:

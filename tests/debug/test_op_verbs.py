@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -94,6 +96,31 @@ def test_no_is_not_supported(run: Run, faulty: ModuleType) -> None:
     code, out, _ = run("compare", "silu_and_mul", "--provider", "faulty.never", "--tag", "tiny")
     assert code == 2
     assert "needs a chip that nobody has" in out
+
+
+def test_an_exit_is_a_failure(run: Run, faulty: ModuleType) -> None:
+    code, out, _ = run("compare", "silu_and_mul", "--provider", "faulty.leaves", "--tag", "tiny")
+    assert code == 1 and "raised SystemExit: 0" in out
+
+
+def test_json_is_one_document_whatever_a_provider_prints(
+    faulty: ModuleType, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    args = ["compare", "silu_and_mul", "--provider", "faulty.talks", "--tag", "tiny", "--save", str(tmp_path)]
+    assert main(["op", *args, "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert {row["status"] for row in json.loads(out)["results"]} == {"Pass"}
+    assert "hello from Python" in err and "hello from a library" in err
+
+
+def test_json_is_one_document_when_a_backend_prints_as_the_process_ends(tmp_path: Path) -> None:
+    late = "import atexit, os; atexit.register(os.write, 1, b'bye'); atexit.register(print, 'bye')"
+    start = f"{late}; import sys; from k3hal.cli import main; sys.exit(main())"
+    env = {**os.environ, "PYTHONPATH": ":".join(filter(None, sys.path))}
+    command = [sys.executable, "-P", "-c", start, "op", "compare", "silu_and_mul", "--tag", "tiny", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["results"] and done.stderr.count("bye") == 2
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ def catalogue() -> tuple[Fault, ...]:
     from k3hal.conform.faults.moe import EXPERTS, LATENT
     from k3hal.conform.faults.mx import MX
     from k3hal.conform.faults.norm import NORM
+    from k3hal.conform.faults.process import PROCESS
     from k3hal.conform.faults.recurrence import RECURRENCE
     from k3hal.conform.faults.router import ROUTER
     from k3hal.conform.faults.sampling import SAMPLING
@@ -29,6 +30,6 @@ def catalogue() -> tuple[Fault, ...]:
 
     families = (
         NORM, ACTIVATION, LINEAR, CONVOLUTION, RECURRENCE, KDA, MLA, MLA_CACHE,
-        ROUTER, EXPERTS, LATENT, MX, SAMPLING, STEP, MEMORY,
+        ROUTER, EXPERTS, LATENT, MX, SAMPLING, STEP, MEMORY, PROCESS,
     )  # fmt: skip
     return tuple(sorted((one for family in families for one in family), key=lambda one: one.op))
