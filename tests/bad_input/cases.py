@@ -16,6 +16,7 @@ REPLAY = "serve --port 0 --engine replay:r.jsonl --tokenizer model"
 BATCH = "generate model --input in.jsonl --output out.jsonl "
 PLAN = GENERATE + "--plan plan.json"
 MESSAGES = "generate model --messages m.json --max-tokens 1"
+COMPARE = "op compare kda_chunk --grid "
 CONFIG = GENERATE + "--config c.yaml"
 
 
@@ -151,6 +152,11 @@ COMMANDS = {
         "op explain kda_decode --shape haeds=2", r"--shape: kda_decode has no dim 'haeds'.*'heads'"
     ),
     "phase": Case("op explain kda_decode --phase later", r"--phase is 'later'"),
+    "grid that never ends": Case(COMPARE + "tokens=1..1000000", r"--grid: tokens=.* has 1000000 points.*10000"),
+    "grid of many axes": Case(COMPARE + "'tokens=1..200;batch=1..200'", r"--grid: 40000 points.*10000"),
+    "grid beyond memory": Case(COMPARE + "tokens=99999999999", r"--grid: tokens='99999999999' is too large"),
+    "grid beyond reading": Case(COMPARE + "tokens=1.." + "9" * 5000, r"--grid: tokens=.* is too large"),
+    "grid axis twice": Case(COMPARE + "'heads=3;heads=4'", r"--grid: the heads axis is given twice"),
     "ranks": Case("op plan --tp 7", r"--tp is 7"),
     "described device": Case("op plan --device mi999", r"unknown device 'mi999'"),
     "unknown variable": Case(GENERATE, r"variable K3HAL_OPTS.*'K3HAL_OPS'", env={"K3HAL_OPTS": "1"}),
