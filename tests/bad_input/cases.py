@@ -160,6 +160,21 @@ COMMANDS = {
     "grid beyond memory": Case(COMPARE + "tokens=99999999999", r"--grid: tokens='99999999999' is too large"),
     "grid beyond reading": Case(COMPARE + "tokens=1.." + "9" * 5000, r"--grid: tokens=.* is too large"),
     "grid axis twice": Case(COMPARE + "'heads=3;heads=4'", r"--grid: the heads axis is given twice"),
+    "no tactics": Case("op tune rms_norm", r"^rms_norm: no provider here has tactics", code=2),
+    "tuning another's provider": Case(
+        "op tune kda_chunk --provider chunkd", r"called 'chunkd' .*known: .*cpu\.chunked"
+    ),
+    "compared with nobody": Case(
+        "op compare kda_chunk --provider cpu.chunkd", r"did you mean 'cpu\.chunked'\? kda_chunk has .*cpu\.chunked"
+    ),
+    "cache a file": Case(
+        "op tune kda_chunk",
+        r"/dev/null/k3hal/tactics/tactics\.json: the tactic cache cannot be .*: Not a directory.*XDG_CACHE_HOME",
+        env={"XDG_CACHE_HOME": "/dev/null"},
+    ),
+    "cache nowhere": Case(
+        "op tune kda_chunk", r"/proc/none/.*cannot be written: .*XDG_CACHE_HOME", env={"XDG_CACHE_HOME": "/proc/none"}
+    ),
     "ranks": Case("op plan --tp 7", r"--tp is 7"),
     "described device": Case("op plan --device mi999", r"unknown device 'mi999'"),
     "unknown variable": Case(GENERATE, r"variable K3HAL_OPTS.*'K3HAL_OPS'", env={"K3HAL_OPTS": "1"}),
