@@ -59,8 +59,18 @@ def parse_overrides(text: str, source: str, registry: Registry) -> tuple[Overrid
             raise UsageError(f"{source}: no operator matches {pattern!r}", hint=nearest(pattern, operator_names()))
         name, colon, tactic = name.partition(":")
         if name not in registry.provider_words():
-            raise UsageError(f"{source}: no provider is called {name!r}", hint=nearest(name, registry.provider_words()))
+            raise UsageError(f"{source}: no provider is called {name!r}", hint=_providers(pattern, name, registry))
         if colon and (not tactic or name in RESERVED):
             raise UsageError(f"{source}: {entry!r} names no tactic of a provider", hint='like "kda_chunk=cpu:chunk32"')
         out.append(Override(pattern, name, source, tactic))
     return tuple(out)
+
+
+def _providers(pattern: str, name: str, registry: Registry) -> str:
+    """The nearest word, and for one operator all that it has; words of other operators would lead nowhere."""
+    if _WILD & set(pattern):
+        return nearest(name, registry.provider_words())
+    own = registry.of(pattern)
+    close = nearest(name, {"reference", "composed", *(word for p in own for word in (p.id, p.name, p.backend))})
+    listed = f"{pattern} has {', '.join(p.id for p in own) or 'none but reference'}"
+    return f"{close} {listed}" if close.startswith("did you mean") else listed

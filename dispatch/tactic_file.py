@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
-from k3hal.dispatch.cache_dir import cache_dir
+from k3hal.dispatch.cache_dir import HINT, cache_dir
 from k3hal.dispatch.call import PHASES, Phase
 from k3hal.dispatch.errors import InputError
 from k3hal.dispatch.tactics import Fingerprint, Rejection, TacticCache, Tuned
@@ -39,7 +39,7 @@ def load_tactics(path: Path | None = None) -> TacticCache:
     except FileNotFoundError:
         return TacticCache()
     except OSError as error:
-        raise InputError(f"{path}: the tactic cache cannot be read: {error.strerror}") from error
+        raise InputError(f"{path}: the tactic cache cannot be read: {error.strerror}", hint=HINT) from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not a JSON file: {error}", hint=CLEAR) from error
     return _Reader(str(path)).cache(data)
@@ -56,7 +56,7 @@ def update_tactics(change: Callable[[TacticCache], TacticCache], path: Path | No
             partial.write_text(json.dumps(_json(cache), indent=1, allow_nan=False) + "\n", "utf-8")
             os.replace(partial, path)
     except OSError as error:
-        raise InputError(f"{path}: the tactic cache cannot be written: {error.strerror}") from error
+        raise InputError(f"{path}: the tactic cache cannot be written: {error.strerror}", hint=HINT) from error
     return cache
 
 

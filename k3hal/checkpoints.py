@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from k3hal.dispatch.cache_dir import cache_dir
+from k3hal.dispatch.cache_dir import HINT, cache_dir, using_cache
 from k3hal.errors import InputError, UnsupportedError, UsageError
 
 DEFAULT_PRESET = "nano"
@@ -23,8 +23,9 @@ def default_checkpoint() -> Path:
 
     version = f"generator-{GENERATOR_VERSION}-seed-{DEFAULT_SEED}"
     target = cache_dir() / "checkpoints" / version / DEFAULT_PRESET
-    if target.is_dir():
-        return target
+    with using_cache(target):
+        if target.is_dir():
+            return target
     try:
         with progress_bar("generating the default model", preset_bytes(DEFAULT_PRESET)) as progress:
             write_preset(DEFAULT_PRESET, target, seed=DEFAULT_SEED, progress=progress)
@@ -32,7 +33,7 @@ def default_checkpoint() -> Path:
         if not target.is_dir():
             raise InputError(
                 f"the default model cannot be generated: {error.message}",
-                hint="set XDG_CACHE_HOME to a writable folder, or name a checkpoint directory",
+                hint=f"{HINT}, or name a checkpoint directory",
             ) from error
     return target
 

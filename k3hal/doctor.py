@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from k3hal import __version__
 from k3hal.checkpoints import DEFAULT_PRESET
-from k3hal.dispatch.cache_dir import cache_dir
+from k3hal.dispatch.cache_dir import cache_dir, using_cache
 from k3hal.dispatch.host import cpu_arch, cpu_features, cpu_name, host_memory
-from k3hal.errors import K3HALError
+from k3hal.errors import InputError, K3HALError
 
 if TYPE_CHECKING:
     from k3hal.dispatch.device import DeviceDescription
@@ -41,7 +41,7 @@ def examine() -> dict[str, Any]:
         "torch": torch,
         "devices": [_facts(device) for device in devices],
         "would_run": _would_run(devices[0], problems) if devices else None,
-        "cache": _cache(),
+        "cache": _cache(problems),
         "problems": problems,
     }
 
@@ -123,7 +123,12 @@ def _would_run(device: DeviceDescription, problems: list[str]) -> dict[str, Any]
     return {"model": DEFAULT_PRESET, "device": device.id, "dtype": dtype, "operators": providers}
 
 
-def _cache() -> dict[str, Any]:
+def _cache(problems: list[str]) -> dict[str, Any]:
     path = cache_dir()
-    existing = next(parent for parent in (path, *path.parents) if parent.exists())
-    return {"path": str(path), "exists": path.exists(), "disk_free": shutil.disk_usage(existing).free}
+    try:
+        with using_cache(path):
+            existing = next(parent for parent in (path, *path.parents) if parent.exists())
+            return {"path": str(path), "exists": path.exists(), "disk_free": shutil.disk_usage(existing).free}
+    except InputError as error:
+        problems.append(str(error))
+        return {"path": str(path), "exists": False, "disk_free": 0}

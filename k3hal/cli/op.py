@@ -22,8 +22,8 @@ from k3hal.errors import UsageError
 
 if TYPE_CHECKING:
     from k3hal.dispatch.device import DeviceDescription
+    from k3hal.dispatch.operator import Operator
     from k3hal.dispatch.plan import DispatchPlan
-    from k3hal.dispatch.provider import Provider
     from k3hal.dispatch.registry import Registry
 
 app = typer.Typer(no_args_is_help=True, help="Operators: what runs them, and whether it is right.")
@@ -51,7 +51,7 @@ def list_operators(
     op: OpGlob = "*",
     as_json: Json = False,
 ) -> None:
-    """List operators, their providers, and whether this machine meets what each needs."""
+    """List operators, their providers, and whether each runs here what the full-size model asks of it."""
     from k3hal.dispatch.probe import resolve_device
     from k3hal.dispatch.registry import default_registry, get_operator, operator_names
     from k3hal.dispatch.words import nearest
@@ -73,7 +73,7 @@ def list_operators(
                 "family": operator.family,
                 "summary": operator.summary,
                 "lowers_to": list(operator.lowers_to),
-                "providers": [_availability(provider, machine, registry) for provider in registry.of(name)],
+                "providers": _availability(operator, machine, registry),
             }
         )
     if as_json:
@@ -88,22 +88,26 @@ def list_operators(
             typer.echo("    no provider" + (f"; composed of {', '.join(row['lowers_to'])}" if row["lowers_to"] else ""))
 
 
-def _availability(provider: Provider, machine: DeviceDescription, registry: Registry) -> dict[str, Any]:
-    """Whether the machine meets a provider's needs; shapes are not looked at."""
-    from k3hal.dispatch.call import Call
+def _availability(operator: Operator, machine: DeviceDescription, registry: Registry) -> list[dict[str, Any]]:
+    """What each provider answers for the calls that the full-size model makes of an operator, as `op explain` says."""
+    from k3hal.cli.op_calls import activation_dtype, call_of
+    from k3hal.dispatch.select import Selector
 
-    dtype = (*provider.needs.dtypes, "bfloat16")[0]
-    unmet = provider.needs.unmet(Call(provider.op, machine, dtype))
-    return {
-        "provider": provider.id,
-        "backend": provider.backend,
-        "available": not unmet,
-        "reasons": list(unmet),
-        "auto": registry.backends[provider.backend].auto,
-        "priority": registry.priority(provider),
-        "graph_safe": provider.graph_safe,
-        "deterministic": provider.deterministic,
-    }
+    call = call_of(operator, machine, activation_dtype(None), None, ())
+    said = {line.provider: line for line in Selector(registry).consider(call)}
+    return [
+        {
+            "provider": provider.id,
+            "backend": provider.backend,
+            "available": said[provider.id].accepted,
+            "reasons": [] if said[provider.id].accepted else list(said[provider.id].reasons),
+            "auto": registry.backends[provider.backend].auto,
+            "priority": registry.priority(provider),
+            "graph_safe": provider.graph_safe,
+            "deterministic": provider.deterministic,
+        }
+        for provider in registry.of(operator.name)
+    ]
 
 
 @app.command("probe")

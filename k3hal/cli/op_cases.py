@@ -26,7 +26,9 @@ Tags = Annotated[
 DTypes = Annotated[
     list[str] | None, typer.Option("--dtype", metavar="float32|bfloat16", help="Only samples of this dtype.")
 ]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Seed of the samples' values.")]
+Seed = Annotated[
+    int, typer.Option("--seed", metavar="N", min=0, max=(1 << 63) - 1, help="Seed of the samples' values.")
+]
 CaseFiles = Annotated[
     list[Path] | None, typer.Option("--case", metavar="FILE", help="A .k3case instead of samples; may be repeated.")
 ]

@@ -49,6 +49,7 @@ def tune(
     calls of those files are decided, else those of the samples. Exits with 1 if a default tactic is wrong itself.
     """
     from k3hal.dispatch.registry import operator_names
+    from k3hal.dispatch.tactic_file import update_tactics
     from k3hal.dispatch.words import nearest
 
     ops = [name for name in operator_names() if fnmatchcase(name, op)]
@@ -60,6 +61,7 @@ def tune(
         return _forget(ops, as_json) if clear else _list(ops, as_json)
     machine = present(device)
     work = _work(ops, provider, machine, case, dtype)
+    update_tactics(lambda cache: cache)  # what could not be kept is not worth finding
     results = _tune(work, machine, timeout, seconds, as_json)
     if as_json:
         print_json("k3hal.op_tune/1", {"device": machine.id, "results": [asdict(result) for result in results]})
@@ -78,14 +80,17 @@ def _work(
     from k3hal.debug.case_file import load_case
     from k3hal.dispatch.call import Call
     from k3hal.dispatch.registry import default_registry, get_operator
+    from k3hal.dispatch.words import nearest
 
     given = [(file, load_case(file)) for file in files or ()]
     for file, case in given:
         if case.op not in ops:
             raise UsageError(f"{file} is a case of {case.op}, which is not to be tuned")
     registry, out = default_registry(), []
-    if name is not None and name not in registry.provider_words():
-        raise UsageError(f"--provider: no provider is called {name!r}")
+    theirs = [p for op in ops for p in registry.of(op)]
+    if name is not None and not any(name in (p.id, p.name, p.backend) for p in theirs):
+        hint = nearest(name, {word for p in theirs for word in (p.id, p.name)}, always_list=True)
+        raise UsageError(f"--provider: no provider here is called {name!r}", hint=hint)
     for op in sorted({case.op for _, case in given} or ops):
         found = [p for p in registry.of(op) if p.tactics is not None and name in (None, p.id, p.name, p.backend)]
         found = [p for p in found if not p.needs.unmet(Call(op, machine, (*p.needs.dtypes, "bfloat16")[0]))]
@@ -95,8 +100,7 @@ def _work(
         samples = list(sample_cases(get_operator(op), dtypes=dtypes or ()))
         out += [(p, [*samples, *mine], mine or samples) for p in found]
     if not out:
-        raise UnsupportedError(f"no provider of {', '.join(ops) if len(ops) < 4 else 'these operators'} that runs on "
-                               f"{machine.id} has tactics")  # fmt: skip
+        raise UnsupportedError(f"{', '.join(ops) if len(ops) < 4 else 'these operators'}: no provider here has tactics")
     return out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -12,12 +13,16 @@ from torch import Tensor
 from k3hal.debug.case import Case
 from k3hal.debug.memory import place
 from k3hal.dispatch.call import PHASES, Phase
+from k3hal.dispatch.host import host_memory
+from k3hal.dispatch.operator import Operator
 from k3hal.dispatch.registry import get_operator, operator_names
 from k3hal.dispatch.words import nearest
 from k3hal.errors import InputError
 
 _SCHEMA, _MAJOR = "k3hal.case", "1"
 _PLAIN = (int, float, str, bool, type(None))
+_DTYPES = ("bfloat16", "float32")
+_LIMIT = 1 << 63
 _MAX_AXES = 16
 _MAX_BLOCK = 1 << 40
 _UNCOVERED = 0xFF
@@ -56,30 +61,51 @@ class _Reader:
         if not isinstance(recorded, list) or any(output not in operator.outputs for output in recorded):
             self.fail(f"'recorded' is not a list of outputs of {op}")
         seed = data.get("seed")
-        if seed is not None and not isinstance(seed, int):
-            self.fail("'seed' is not an integer")
+        if seed is not None and (type(seed) is not int or not 0 <= seed < _LIMIT):
+            self.fail("'seed' is not an integer from 0 to 2^63 - 1")
         tags = data.get("tags", [])
         if not isinstance(tags, list) or any(not isinstance(tag, str) for tag in tags):
             self.fail("'tags' is not a list of words")
-        dims = self.object(data, "dims")
-        if any(not isinstance(value, _PLAIN) for value in dims.values()):
-            self.fail("'dims' is not an object of plain values")
         return Case(
             op,
             self.text(data, "name"),
-            self.text(data, "dtype"),
+            self.activations(self.text(data, "dtype")),
             args,
             self.phase(self.text(data, "phase")),
-            dims,
+            self.dims(data, operator),
             seed,
             frozenset(tags),
             self.object(data, "origin"),
             {output: self.stored(f"recorded/{output}") for output in recorded},
         )
 
+    def activations(self, word: str) -> str:
+        if word not in _DTYPES:
+            self.fail(f"dtype is {word!r}", hint=f"one of {', '.join(_DTYPES)}")
+        return word
+
+    def dims(self, data: Mapping[str, Any], operator: Operator) -> dict[str, Any]:
+        """The dims, each of a type that the operator's samples give it, and enough to tell its parts by."""
+        if "dims" not in data:
+            self.fail("'dims' is missing")
+        dims, kinds = self.object(data, "dims"), _kinds(operator)
+        for name, value in dims.items():
+            known = kinds.get(name, _PLAIN)
+            if type(value) not in known:
+                self.fail(f"'dims': {name} is {str(value)[:40]!r}, not {'/'.join(kind.__name__ for kind in known)}")
+            if isinstance(value, int | float) and not 0 <= value < _LIMIT:
+                self.fail(f"'dims': {name} is {str(value)[:40]}, not from 0 to 2^63 - 1")
+        try:
+            operator.parts_of(dims)
+        except KeyError as error:
+            self.fail(f"'dims': no {error} as {operator.name} needs")
+        return dims
+
     def blocks(self, sizes: Any) -> list[Tensor]:
         if not isinstance(sizes, list) or any(type(n) is not int or not 0 < n <= _MAX_BLOCK for n in sizes):
             self.fail("'blocks' is not a list of sizes in bytes")
+        if sum(sizes) > host_memory()[0]:
+            raise InputError(f"{self.where}: case.json: its blocks of {sum(sizes) / 1e9:.1f} GB do not fit into memory")
         try:
             return [torch.full((size,), _UNCOVERED, dtype=torch.uint8) for size in sizes]
         except RuntimeError as error:
@@ -98,6 +124,8 @@ class _Reader:
         shape, strides = (self.sizes(name, entry, key) for key in ("shape", "strides"))
         if len(shape) != len(strides):
             self.fail(f"argument {name} has {len(shape)} axes and {len(strides)} strides")
+        if math.prod(max(n, 1) for n in shape) * dtype.itemsize > _MAX_BLOCK:
+            self.fail(f"argument {name}: 'shape' is larger than any memory")
         stored = self.stored(str(entry["tensor"]))
         once = [1 if stride == 0 and size > 1 else size for size, stride in zip(shape, strides, strict=True)]
         if stored.dtype is not dtype or list(stored.shape) != once:
@@ -134,6 +162,8 @@ class _Reader:
         value = entry.get(key)
         if not isinstance(value, list) or len(value) > _MAX_AXES or any(type(n) is not int or n < 0 for n in value):
             self.fail(f"argument {name}: {key!r} is not a list of sizes")
+        if any(n > _MAX_BLOCK for n in value):
+            self.fail(f"argument {name}: {key!r} reaches beyond any memory")
         return value
 
     def stored(self, name: str) -> Tensor:
@@ -157,3 +187,12 @@ class _Reader:
         if not isinstance(value, dict):
             self.fail(f"{key!r} is not an object")
         return value
+
+
+def _kinds(operator: Operator) -> dict[str, set[type]]:
+    """The types each dim has in the operator's samples; a dim that none of them has may be any plain value."""
+    out: dict[str, set[type]] = {}
+    for sample in operator.samples():
+        for name, value in sample.dims.items():
+            out.setdefault(name, set()).add(type(value))
+    return out

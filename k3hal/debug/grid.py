@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,8 @@ from k3hal.errors import UsageError
 GAP = 16
 """Elements between rows under `layout=strided`."""
 LAYOUTS = ("dense", "strided", "offset")
+MAX_VALUE, MAX_POINTS = 1 << 20, 10_000
+"""The most a number of a grid may be, and the points it may have: beyond, a sweep never ends."""
 
 
 def parse_grid(text: str) -> dict[str, tuple[Any, ...]]:
@@ -37,23 +40,36 @@ def parse_grid(text: str) -> dict[str, tuple[Any, ...]]:
         axis, sep, values = (word.strip() for word in piece.partition("="))
         if axis not in KNOWN_AXES or not sep or not values:
             raise UsageError(f"--grid: {piece!r} is not AXIS=VALUES", hint=f"axes are {', '.join(KNOWN_AXES)}")
+        if axis in out:
+            raise UsageError(f"--grid: the {axis} axis is given twice", hint=f"like {axis}=VALUE,VALUE")
         words = [word.strip() for word in values.split(",")]
         known = KNOWN_AXES[axis]
         out[axis] = tuple(n for word in words for n in _numbers(axis, word)) if known == NUMBERS else tuple(words)
         if isinstance(known, tuple) and (odd := set(words) - set(known)):
             raise UsageError(f"--grid: {axis} {min(odd)!r}", hint=f"it is {', '.join(known)}")
+    if (points := math.prod(len(values) for values in out.values())) > MAX_POINTS:
+        raise UsageError(f"--grid: {points} points are too many", hint=f"at most {MAX_POINTS}")
     return out
 
 
-def _numbers(axis: str, word: str) -> Iterator[int]:
+def _numbers(axis: str, word: str) -> range:
     """A number, a range `63..65`, or a tile edge and its neighbours `64+-1`."""
-    middle, about, reach = word.partition("+-")
-    if about and middle.isdecimal() and reach.isdecimal() and int(reach) < int(middle):
-        return iter(range(int(middle) - int(reach), int(middle) + int(reach) + 1))
-    first, sep, last = word.partition("..")
-    if not first.isdecimal() or (sep and not last.isdecimal()) or int(first) < 1 or int(last or first) < int(first):
-        raise UsageError(f"--grid: {axis}={word!r}", hint="numbers from 1 on, like 1,7,63..65 or 64+-1")
-    return iter(range(int(first), int(last or first) + 1))
+    sep = "+-" if "+-" in word else ".."
+    pieces = word.split(sep)
+    if len(pieces) > 2 or not all(piece.isdecimal() for piece in pieces):
+        raise UsageError(f"--grid: {axis}={word!r}", hint=_NUMBERS_HINT)
+    # By length first: a number of thousands of digits is not even read.
+    if any(len(piece) > len(str(MAX_VALUE)) for piece in pieces):
+        raise UsageError(f"--grid: {axis}={word[:40]!r} is too large", hint=f"numbers up to {MAX_VALUE}")
+    first, last = int(pieces[0]), int(pieces[-1])
+    found = range(first - last, first + last + 1) if sep == "+-" else range(first, last + 1)
+    if not found or found[0] < 1:
+        raise UsageError(f"--grid: {axis}={word!r}", hint=_NUMBERS_HINT)
+    if found[-1] > MAX_VALUE:
+        raise UsageError(f"--grid: {axis}={word!r} is too large", hint=f"numbers up to {MAX_VALUE}")
+    if len(found) > MAX_POINTS:
+        raise UsageError(f"--grid: {axis}={word!r} has {len(found)} points", hint=f"at most {MAX_POINTS}")
+    return found
 
 
 def axes_of(op: str) -> tuple[str, ...]:
@@ -174,6 +190,7 @@ AXES: Mapping[str, Callable[[Case, Any], Case]] = {
 }
 """Axes that change a case, in the order in which they do: layouts last, since what comes before makes new tensors."""
 NUMBERS = "numbers"
+_NUMBERS_HINT = "numbers from 1 on, like 1,7,63..65 or 64+-1"
 KNOWN_AXES: Mapping[str, str | tuple[str, ...]] = {
     "tokens": NUMBERS,
     "batch": NUMBERS,

@@ -16,6 +16,7 @@ REPLAY = "serve --port 0 --engine replay:r.jsonl --tokenizer model"
 BATCH = "generate model --input in.jsonl --output out.jsonl "
 PLAN = GENERATE + "--plan plan.json"
 MESSAGES = "generate model --messages m.json --max-tokens 1"
+COMPARE = "op compare kda_chunk --grid "
 CONFIG = GENERATE + "--config c.yaml"
 
 
@@ -150,7 +151,30 @@ COMMANDS = {
     "dim that is none": Case(
         "op explain kda_decode --shape haeds=2", r"--shape: kda_decode has no dim 'haeds'.*'heads'"
     ),
+    "dim below zero": Case("op explain rms_norm --shape dim=-5", r"--shape: dim is -5 \(numbers from 0 to"),
+    "dim beyond 64 bits": Case("op explain rms_norm --shape dim=9223372036854775808", r"--shape: dim is 9223372036"),
+    "dim beyond reading": Case("op explain rms_norm --shape dim=" + "9" * 5000, r"--shape: dim is 9+ \("),
     "phase": Case("op explain kda_decode --phase later", r"--phase is 'later'"),
+    "grid that never ends": Case(COMPARE + "tokens=1..1000000", r"--grid: tokens=.* has 1000000 points.*10000"),
+    "grid of many axes": Case(COMPARE + "'tokens=1..200;batch=1..200'", r"--grid: 40000 points.*10000"),
+    "grid beyond memory": Case(COMPARE + "tokens=99999999999", r"--grid: tokens='99999999999' is too large"),
+    "grid beyond reading": Case(COMPARE + "tokens=1.." + "9" * 5000, r"--grid: tokens=.* is too large"),
+    "grid axis twice": Case(COMPARE + "'heads=3;heads=4'", r"--grid: the heads axis is given twice"),
+    "no tactics": Case("op tune rms_norm", r"^rms_norm: no provider here has tactics", code=2),
+    "tuning another's provider": Case(
+        "op tune kda_chunk --provider chunkd", r"called 'chunkd' .*known: .*cpu\.chunked"
+    ),
+    "compared with nobody": Case(
+        "op compare kda_chunk --provider cpu.chunkd", r"did you mean 'cpu\.chunked'\? kda_chunk has .*cpu\.chunked"
+    ),
+    "cache a file": Case(
+        "op tune kda_chunk",
+        r"/dev/null/k3hal/tactics/tactics\.json: the tactic cache cannot be .*: Not a directory.*XDG_CACHE_HOME",
+        env={"XDG_CACHE_HOME": "/dev/null"},
+    ),
+    "cache nowhere": Case(
+        "op tune kda_chunk", r"/proc/none/.*cannot be written: .*XDG_CACHE_HOME", env={"XDG_CACHE_HOME": "/proc/none"}
+    ),
     "ranks": Case("op plan --tp 7", r"--tp is 7"),
     "described device": Case("op plan --device mi999", r"unknown device 'mi999'"),
     "unknown variable": Case(GENERATE, r"variable K3HAL_OPTS.*'K3HAL_OPS'", env={"K3HAL_OPTS": "1"}),

@@ -112,7 +112,21 @@ def _set(*keys: Any, to: Any) -> Callable[[dict[str, Any], dict[str, Tensor]], N
         (_set("blocks", to="all"), "'blocks' is not a list of sizes in bytes"),
         (_set("recorded", to=["nothing"]), "'recorded' is not a list of outputs of rms_norm"),
         (_set("recorded", to=["out"]), "recorded/out is not in tensors.safetensors"),
-        (_set("dims", to={"dim": []}), "'dims' is not an object of plain values"),
+        (_set("dims", to={"dim": []}), "'dims': dim is '[]', not int"),
+        (_set("dims", to={"dim": True}), "'dims': dim is 'True', not int"),
+        (_set("dims", to={"dim": -5}), "'dims': dim is -5, not from 0 to 2^63 - 1"),
+        (_set("dims", to={"dim": 1 << 63}), "'dims': dim is 9223372036854775808, not from 0"),
+        (_set("dims", to={"more": [1]}), "'dims': more is '[1]', not int/float/str/bool/NoneType"),
+        (lambda document, _: document.pop("dims"), "'dims' is missing"),
+        (_set("dtype", to="float17"), "dtype is 'float17' (one of bfloat16, float32)"),
+        (_set("seed", to=1 << 64), "'seed' is not an integer from 0 to 2^63 - 1"),
+        (_set("seed", to=-1), "'seed' is not an integer from 0"),
+        (_set("seed", to=True), "'seed' is not an integer"),
+        (_set("arguments", "x", "strides", to=[10**30, 1]), "argument x: 'strides' reaches beyond any memory"),
+        (_set("arguments", "x", "strides", to=[-1, 1]), "argument x: 'strides' is not a list of sizes"),
+        (_set("arguments", "x", "shape", to=[1 << 40, 1 << 40]), "argument x: 'shape' is larger than any memory"),
+        (_set("arguments", "x", "shape", to=[1, 10**30]), "argument x: 'shape' reaches beyond any memory"),
+        (_set("blocks", to=[1 << 40] * 64), "blocks of 70368.7 GB do not fit into memory"),
         (_set("dims", to=[]), "'dims' is not an object"),
         (_set("seed", to="zero"), "'seed' is not an integer"),
         (_set("tags", to=[1]), "'tags' is not a list of words"),
@@ -128,6 +142,14 @@ def test_a_malformed_document_is_refused(
     assert str(path) in str(caught.value)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_case_without_the_dims_its_parts_are_told_by_is_refused(case_of: MakeCase, tmp_path: Path) -> None:
+    path = tmp_path / "x.k3case"
+    name = next(sample.name for sample in get_operator("latent_moe").samples() if "tiny" in sample.tags)
+    _rewrite(path, _set("dims", to={}), case_of("latent_moe", name))
+    with pytest.raises(InputError, match="'dims': no 'latent' as latent_moe needs"):
+        load_case(path)
 
 
 class _Bomb:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from k3hal.backends.cpu.moe_route_native import moe_route
 from k3hal.backends.cpu.native.experts import gated, pack_experts, sum_of_experts
 from k3hal.backends.cpu.native.library import library, supported
 from k3hal.backends.cpu.native.packing import LANES, Packed, pack_mxfp4
-from k3hal.dispatch.call import Call
-from k3hal.dispatch.errors import UnsupportedError
+from k3hal.dispatch.call import Call, No
+from k3hal.dispatch.errors import InputError, UnsupportedError
 from k3hal.dispatch.ops.mx_dequantize import mx_dequantize, random_codes
 from k3hal.dispatch.probe import probe
 
@@ -141,3 +142,14 @@ def test_without_a_working_compiler_one_line_says_so(
     assert "\n" not in str(caught.value)
     if tool == "no-such-compiler":
         assert not supported(CALL)
+
+
+def test_without_a_cache_folder_one_line_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    wanted = r"the cache folder .*/file/k3hal/native cannot be used: Not a directory \(set XDG_CACHE_HOME"
+    said = supported(CALL)
+    assert isinstance(said, No) and any(re.match(wanted, reason) for reason in said.reasons)
+    monkeypatch.setattr("k3hal.backends.cpu.native.library.compiler", lambda: "/bin/true")
+    with pytest.raises(InputError, match=wanted):
+        library.__wrapped__("experts")

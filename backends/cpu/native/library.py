@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from k3hal.dispatch.cache_dir import cache_dir
+from k3hal.dispatch.cache_dir import cache_dir, using_cache
 from k3hal.dispatch.call import Answer, Call, No, Yes
-from k3hal.dispatch.errors import UnsupportedError
+from k3hal.dispatch.errors import InputError, UnsupportedError
 from k3hal.dispatch.host import cpu_features, cpu_name
 
 POINTER, LONG, INT, FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
@@ -40,14 +40,30 @@ def supported(call: Call) -> Answer:
         reasons.append("needs AVX-512")
     if compiler() is None:
         reasons.append("needs a C++ compiler (g++, or the one CXX names)")
+    if problem := _no_place(cache_dir() / "native"):
+        reasons.append(problem)
     return No(*reasons) if reasons else Yes("compiled for this processor on first use")
+
+
+@cache
+def _no_place(folder: Path) -> str:
+    """Why kernels can be kept nowhere, empty if they can; tried, since permissions alone do not tell. Where nothing can
+    be written, kernels compiled before still serve."""
+    try:
+        with using_cache(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                return ""
+    except InputError as error:
+        return "" if any(folder.glob("*.so")) else str(error)
 
 
 @cache
 def library(name: str) -> ctypes.CDLL:
     """`<name>.cpp` as a loaded library. Kept in the cache folder by source, compiler and processor.
 
-    Raises `UnsupportedError` with the compiler's first complaint when it does not compile or load.
+    Raises `UnsupportedError` with the compiler's first complaint when it does not compile or load, `InputError`
+    when the cache folder cannot be used.
     """
     tool = compiler()
     if tool is None:
@@ -55,8 +71,9 @@ def library(name: str) -> ctypes.CDLL:
             "no C++ compiler for the CPU kernels", hint="install g++, or choose other providers with --ops"
         )
     target = cache_dir() / "native" / f"{name}-{_fingerprint(name, tool)}.so"
-    if not target.exists():
-        _compile(tool, _SOURCES / f"{name}.cpp", target)
+    with using_cache(target.parent):
+        if not target.exists():
+            _compile(tool, _SOURCES / f"{name}.cpp", target)
     try:
         return ctypes.CDLL(str(target))
     except OSError as error:

@@ -45,6 +45,15 @@ def test_list_names_every_operator_with_its_providers(run: Run) -> None:
     assert all(p["available"] == (not p["reasons"]) for p in listed.values())
 
 
+def test_list_answers_as_explain_does(run: Run) -> None:
+    (listed,) = _json(run, "op", "list", "rms_norm", "--device", "cpu")["operators"]
+    explained = _json(run, "op", "explain", "rms_norm", "--device", "cpu")["considered"]
+    assert [(p["provider"], p["available"]) for p in listed["providers"]] == [
+        (c["provider"], c["accepted"]) for c in explained
+    ]
+    assert any(p["provider"].startswith("triton.") and not p["available"] for p in listed["providers"])
+
+
 def test_list_takes_operators_as_an_argument_too(run: Run) -> None:
     listed = (_json(run, "op", "list", *how, "--device", "cpu") for how in (("kda_*",), ("--op", "kda_*")))
     first, second = listed
