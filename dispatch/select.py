@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from k3hal.dispatch.call import Call, No, Yes
-from k3hal.dispatch.errors import BackendError, DispatchError
+from k3hal.dispatch.errors import BackendError, DispatchError, UsageError
 from k3hal.dispatch.operator import Operator
 from k3hal.dispatch.overrides import Override
 from k3hal.dispatch.provider import DEFAULT, Provider
@@ -196,7 +196,10 @@ class Selector:
     def _with_tactic(
         self, override: Override, call: Call, provider: Provider, trace: list[Consideration]
     ) -> Decision | None:
-        """The decision for a provider by an override; None where a pattern names a tactic that it does not have."""
+        """The decision for a provider by an override; None where a pattern names a tactic that it does not have.
+
+        Raises `UsageError` for a name that is none of its tactics, `DispatchError` where only this call has it not.
+        """
         policy = str(override)
         if not override.tactic:
             return self._taken(call, provider, policy, trace)
@@ -204,6 +207,9 @@ class Selector:
         if override.tactic in tactics:
             return Decision(call, provider.id, policy, tuple(trace), provider, {}, override.tactic, policy)
         if override.exact:
+            if not callable(provider.tactics):  # the same for every call: no other one has it either
+                hint = nearest(override.tactic, tactics, always_list=True)
+                raise UsageError(f"{policy}: {provider.id} has no tactic {override.tactic!r}", hint=hint)
             why = f"{policy}: {provider.id} has no tactic {override.tactic!r} here"
             raise _refuse(call, why, trace, nearest(override.tactic, tactics, always_list=True))
         return None

@@ -73,6 +73,7 @@ CLASSES: dict[str, ToleranceClass] = {
 }  # fmt: skip
 MIN_SLICE = 32
 _STATE_TOKENS, _STATE_CAP = 1000, 0.01
+_MOST_TOKENS, _MOST_ELEMENTS = 1 << 20, 1 << 31
 _STEP_CAP = 0.001
 """Of a state moved a token at a time, in a bf16 call: rounded to bf16 it would be off by 0.0017."""
 _STATES = ("kda_state", "kda_layer_state")
@@ -101,6 +102,30 @@ def caps_of(tolerance: str, output: torch.dtype, args: Mapping[str, Any]) -> tup
     growth = max(1.0, math.sqrt(int((cu_seqlens[1:] - cu_seqlens[:-1]).max()) / _STATE_TOKENS))
     growth = min(growth, _STATE_CAP / caps.tensor)
     return name, replace(caps, tensor=caps.tensor * growth, slice=caps.slice * growth, peak=caps.peak * growth)
+
+
+def may_judge(declared: str, used: str) -> bool:
+    """Whether `caps_of` may take class `used` for an output that declares another: only a stricter one."""
+    stricter = {"fp32": ("norm", "matmul"), "fp32_state": _STATES}
+    return used == declared or declared in stricter.get(used, ())
+
+
+def loosest(name: str) -> ToleranceClass:
+    """The loosest caps and floor that a class may have, whatever a call's values: for who does not know them.
+
+    A state's grow with the longest sequence, all with what one rounding to the output's dtype may cost.
+    """
+    caps = CLASSES[name]
+    if caps.exact:
+        return caps
+    unit = 2.0**-24 if name in ("fp32", "fp32_state") else 2.0**-8  # half a step of bf16, the coarsest dtype
+    growth = 1.0
+    if name in (*_STATES, "fp32_state"):
+        growth = min(math.sqrt(_MOST_TOKENS / _STATE_TOKENS), _STATE_CAP / caps.tensor)
+    # One element may hold all of an RMS: its rounding is then sqrt(elements) of it.
+    most = Comparison(unit, unit, unit * math.sqrt(_MOST_ELEMENTS))
+    grown = {key: getattr(caps, key) * growth for key in ("tensor", "slice", "peak")}
+    return replace(caps, **grown, floor=max(caps.floor, unit)).beyond_rounding(most)
 
 
 def _floats(args: Mapping[str, Any]) -> list[Tensor]:

@@ -88,6 +88,8 @@ class CheckResult:
             raise ValueError(f"status is {words['status']!r}")
         if words["shape_class"] not in SHAPE_CLASSES:
             raise ValueError(f"shape_class is {words['shape_class']!r}")
+        if isinstance(data["seconds"], bool) or not isinstance(data["seconds"], int | float):
+            raise ValueError(f"seconds is {data['seconds']!r}")
         return cls(
             **words,
             seconds=float(data["seconds"]),

@@ -10,16 +10,16 @@ from typing import Any
 
 from k3hal.conform.levels import dtypes_measured, level_rows, overall
 from k3hal.conform.must_pass import missing, must_pass, selection_of
-from k3hal.conform.package import PLAN, STATEMENT, read_report
+from k3hal.conform.package import CASES, PLAN, STATEMENT, read_report
 from k3hal.conform.policy import policy_classes, policy_hash
 from k3hal.conform.result import CheckResult
 from k3hal.conform.run import dtypes_proven
 from k3hal.conform.selection import Selection
 from k3hal.conform.statement import statement_text
+from k3hal.conform.verify_numbers import check_numbers
 from k3hal.debug.case_file import load_case
 from k3hal.dispatch.plan_file import load_plan
 from k3hal.dispatch.registry import default_registry
-from k3hal.dispatch.tolerance import CLASSES
 from k3hal.errors import InputError
 
 Report = Mapping[str, Any]
@@ -40,7 +40,7 @@ def verify(package: Path) -> list[str]:
         *_policy(report),
         *_list(report, selection),
         *_completeness(report, selection),
-        *_numbers(report),
+        *check_numbers(report, selection),
         *_levels(report),
         *_counts(report),
         *_files(package, report),
@@ -119,16 +119,6 @@ def _complete(one: Report, mine: list[CheckResult], selection: Selection) -> Ite
         yield f"{who}: {twice[0]} has two results"
 
 
-def _numbers(report: Report) -> Iterator[str]:
-    """What passed has no part that did not. (Caps depend on the case's values, which a report does not hold.)"""
-    for check in report["checks"]:
-        for tensor in check.tensors if check.ok else ():
-            exact = tensor.tolerance in CLASSES and CLASSES[tensor.tolerance].exact
-            if tensor.status not in ("Pass", "QualityWarning") or (exact and tensor.peak != 0.0):
-                where = f"{check.provider}: {check.case} {check.kind}"
-                yield f"{where} is {check.status} with {tensor.name} out of tolerance"
-
-
 def _levels(report: Report) -> Iterator[str]:
     """The levels are those that the checks prove."""
     ends = [_End(one["dtype"], one["status"], {tuple(pair) for pair in one["ran"]}) for one in report["end_to_end"]]
@@ -172,6 +162,7 @@ def _files(package: Path, report: Report) -> Iterator[str]:
     for check in report["checks"]:
         if check.case_file:
             yield from _case(package, check)
+    yield from _strays(package, report)
     for name in sorted({PLAN, *(one.get("plan", PLAN) for one in report["end_to_end"])}):
         try:
             load_plan(package / Path(name).name)
@@ -185,6 +176,14 @@ def _files(package: Path, report: Report) -> Iterator[str]:
     plain = {**report, "checks": [check.to_json() for check in report["checks"]]}
     if text != statement_text(plain):
         yield f"{STATEMENT} is not the report's"
+
+
+def _strays(package: Path, report: Report) -> Iterator[str]:
+    """Files in `cases/` that no check names."""
+    named, folder = {Path(check.case_file).name for check in report["checks"] if check.case_file}, package / CASES
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path.name not in named:
+            yield f"{CASES}/{path.name} belongs to no check"
 
 
 def _case(package: Path, check: CheckResult) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -44,23 +45,47 @@ def _judged(
     alone: bool,
 ) -> TensorNumbers:
     golden, dtype = expected[name], _contract_dtype(expected, name)
-    tolerance, caps = caps_of(operator.outputs[name], dtype, args)
+    tolerance, caps = caps_in_force(operator, args, name, expected)
     if name not in actual:
         return TensorNumbers(name, tolerance, "Fail", problem="missing")
-    # In fp32 a whole row's cap sees 1e-3 in one head of 96; a head alone may be all cancellation.
-    apart = name in operator.heads and dtype is not torch.float32
-    head = args[operator.heads[name]].shape[-1] if apart else 0
+    head = _head(operator, args, name, dtype)
     got = compare(actual[name], golden, head)
     error = compare(peer[name], golden, head).tensor if name in peer else None
     problem = _dtype_problem(actual[name], dtype) or got.problem
-    ideal = rounding(golden, dtype, head)
-    against = max(0.0 if error is None else error, caps.floor, ideal.tensor)
-    status, why = ("Fail", problem) if problem else _within(got, caps.beyond_rounding(ideal))
-    if why and (not problem or got.problem) and (where := largest_error(actual[name], golden)):
+    status, why = ("Fail", problem) if problem else status_of(got, caps, error, alone=alone)
+    broken = status == "Fail" and not got.passes(caps)
+    if broken and (not problem or got.problem) and (where := largest_error(actual[name], golden)):
         why += f"; {where}"
-    if status == "Pass" and not caps.exact and (alone or error is not None):
-        status, why = _ratio(got.tensor, against)
-    return TensorNumbers(name, tolerance, status, got.tensor, got.slice, got.peak, error, why)
+    limits = (caps.tensor, caps.slice, caps.peak)
+    return TensorNumbers(name, tolerance, status, got.tensor, got.slice, got.peak, error, why, limits, caps.floor)
+
+
+def caps_in_force(
+    operator: Operator, args: Mapping[str, Any], name: str, expected: Mapping[str, Tensor]
+) -> tuple[str, ToleranceClass]:
+    """The class that judges an output and its caps and floor there: none is below what rounding `expected` explains."""
+    golden, dtype = expected[name], _contract_dtype(expected, name)
+    tolerance, caps = caps_of(operator.outputs[name], dtype, args)
+    ideal = rounding(golden, dtype, _head(operator, args, name, dtype))
+    if caps.exact:
+        return tolerance, caps
+    return tolerance, replace(caps.beyond_rounding(ideal), floor=max(caps.floor, ideal.tensor))
+
+
+def _head(operator: Operator, args: Mapping[str, Any], name: str, dtype: torch.dtype) -> int:
+    """The width of one head where each is judged by itself, else 0."""
+    # In fp32 a whole row's cap sees 1e-3 in one head of 96; a head alone may be all cancellation.
+    apart = name in operator.heads and dtype is not torch.float32
+    return args[operator.heads[name]].shape[-1] if apart else 0
+
+
+def status_of(got: Comparison, caps: ToleranceClass, peer: float | None, *, alone: bool) -> tuple[Status, str]:
+    """The status that three numbers have under the caps in force, and why it is no Pass. `peer` and `alone` are as in
+    `judge`: the error of the CPU provider, and whether the floor judges in its place."""
+    status, why = _within(got, caps)
+    if status == "Pass" and not caps.exact and (alone or peer is not None):
+        return _ratio(got.tensor, max(peer or 0.0, caps.floor))
+    return status, why
 
 
 def _settled(

@@ -10,13 +10,15 @@ from typing import Any, Literal, get_args
 Status = Literal["Pass", "QualityWarning", "NotSupported", "Fail", "Crash", "Timeout"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 """From best to worst."""
+_NUMBERS = ("tensor", "slice", "peak")
 
 
 @dataclass(frozen=True, slots=True)
 class TensorNumbers:
     """One output: its tolerance class and the three numbers, each RMS or largest error over the golden's RMS.
 
-    `peer` is the `tensor` number of the CPU provider on the same case, None where there is no peer.
+    `peer` is the `tensor` number of the CPU provider on the same case, None where there is no peer. `caps` (on tensor,
+    slice and peak) and `floor` are those in force for the case's values; None in older reports.
     """
 
     name: str
@@ -27,23 +29,51 @@ class TensorNumbers:
     peak: float = 0.0
     peer: float | None = None
     problem: str = ""
+    caps: tuple[float, float, float] | None = None
+    floor: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         numbers = {"tensor": self.tensor, "slice": self.slice, "peak": self.peak, "peer": self.peer}
         finite = {k: None if v is None or not math.isfinite(v) else v for k, v in numbers.items()}
+        judged_by: dict[str, Any] = {}
+        if self.caps is not None:
+            caps = zip(_NUMBERS, self.caps, strict=True)
+            judged_by = {"caps": {k: v if math.isfinite(v) else None for k, v in caps}, "floor": self.floor}
         return {
             "name": self.name,
             "tolerance": self.tolerance,
             "status": self.status,
             **finite,
             "problem": self.problem,
+            **judged_by,
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TensorNumbers:
-        numbers = {key: math.inf if data[key] is None else data[key] for key in ("tensor", "slice", "peak")}
-        text = {key: data[key] for key in ("name", "tolerance", "status", "peer", "problem")}
-        return cls(**numbers, **text)
+        """Raises `KeyError` or `ValueError` for what is none. A number that is null is one that is not finite."""
+        text = {key: data[key] for key in ("name", "tolerance", "status", "problem")}
+        if odd := next((key for key, value in text.items() if not isinstance(value, str)), ""):
+            raise ValueError(f"{odd} of a tensor is not a string")
+        if data["status"] not in STATUSES:
+            raise ValueError(f"status of a tensor is {data['status']!r}")
+        tensor, each, peak = (_number(data, key) for key in _NUMBERS)
+        peer = None if data["peer"] is None else _number(data, "peer")
+        caps = floor = None
+        if "caps" in data:
+            if not isinstance(data["caps"], Mapping):
+                raise ValueError("caps are not an object")
+            one, two, three = (_number(data["caps"], key) for key in _NUMBERS)
+            caps, floor = (one, two, three), _number(data, "floor")
+        return cls(**text, tensor=tensor, slice=each, peak=peak, peer=peer, caps=caps, floor=floor)
+
+
+def _number(data: Mapping[str, Any], key: str) -> float:
+    value = data[key]
+    if value is None:
+        return math.inf
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        raise ValueError(f"{key} is {value!r}, not a number from 0 on")
+    return float(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,11 @@ def _excuse(report: Report, check: Report) -> None:
     mine["not_applicable"].append(f"{check['case']} {check['kind']}")
 
 
+def _pass_with(**numbers: Any) -> Callable[[Report], Any]:
+    """Change the first judged output that passed, and leave its status."""
+    return lambda report: _sample(report, "right")["tensors"][0].update(numbers)
+
+
 EDITS: list[tuple[str, Callable[[Report], Any], str]] = [
     ("dirty", lambda r: r["statement"].update(dirty=True), "the tree was dirty"),
     ("hash", lambda r: r["must_pass"].update(hash="0" * 64), "the must-pass list is not this k3hal's"),
@@ -57,10 +62,19 @@ EDITS: list[tuple[str, Callable[[Report], Any], str]] = [
     ("counts", lambda r: r["counts"].update(Pass=1000), "the counts do not add up"),
     ("level", lambda r: r["providers"][1].update(level="E4"), "says E4, its checks prove E"),
     ("row", lambda r: r["providers"][0]["levels"][0].update(level="E4"), "its checks prove E"),
-    ("passed", lambda r: _sample(r, "late_row", "Fail").update(status="Pass", problems=[]), "out of tolerance"),
+    ("passed", lambda r: _sample(r, "late_row", "Fail").update(status="Pass", problems=[]), "make it Fail"),
     ("provider", lambda r: _drop_provider(r, "broken.late_row"), "broken.late_row of silu_and_mul is not listed"),
     ("outside", lambda r: _sample(r, "late_row", "Fail").update(case_file="../x.k3case"), "lies outside the package"),
     ("no_case", lambda r: _sample(r, "late_row", "Fail").update(case_file="cases/no.k3case"), "cannot be read"),
+    *((f"{n}_edited", _pass_with(**{n: 0.9}), "out of tolerance") for n in ("tensor", "slice", "peak")),
+    ("ratio", _pass_with(floor=1e-5, tensor=9e-6, slice=9e-6, peer=1e-12), "looser than the policy's"),
+    ("looser", _pass_with(tensor=0.9, caps={"tensor": 1.0, "slice": 1.0, "peak": 1.0}), "looser than the policy's"),
+    ("class", _pass_with(tolerance="matmul"), "which is not its class"),
+    ("nothing_judged", lambda r: _sample(r, "right").update(tensors=[]), "with no output judged"),
+    ("warned", lambda r: _sample(r, "right").update(status="QualityWarning"), "make it Pass"),
+    ("no_reason", lambda r: _sample(r, "right", "NotSupported").update(problems=[]), "says no reason"),
+    ("waived", lambda r: _sample(r, "late_row", "Fail").update(status="Waived", waiver="w"), "is not listed"),
+    ("seconds", lambda r: _sample(r, "right").update(seconds=-1.0), "seconds is -1.0"),
     ("excused", lambda r: _excuse(r, _sample(r, "right")), "no result for"),
 ]
 
@@ -84,6 +98,32 @@ def test_a_missing_or_foreign_file_is_rejected(package: Path, name: str) -> None
     else:
         (package / name).unlink()
     assert verify(package)
+
+
+def test_a_file_of_no_check_is_rejected(package: Path) -> None:
+    (package / "cases" / "extra.bin").write_bytes(b"x")
+    assert verify(package) == ["cases/extra.bin belongs to no check"]
+
+
+def test_seconds_that_are_not_finite_are_rejected(package: Path, report: Report) -> None:
+    """JSON writes no infinity, but reads a number too large as one."""
+    report["seconds"] = report["checks"][0]["seconds"] = 12345.5
+    text = json.dumps(report).replace("12345.5", "1e999")
+    (package / "report.json").write_text(text, "utf-8")
+    assert sum("seconds is inf" in reason for reason in verify(package)) == 2
+
+
+def test_a_report_without_caps_is_judged_by_the_loosest(package: Path) -> None:
+    def older(report: Report, **numbers: float) -> None:
+        for check in report["checks"]:
+            for tensor in check["tensors"]:
+                tensor.pop("caps", None), tensor.pop("floor", None)
+        _sample(report, "right")["tensors"][0].update(numbers)
+
+    edit(package, older)
+    assert verify(package) == []
+    edit(package, lambda report: older(report, tensor=0.9))
+    assert any("out of tolerance" in reason for reason in verify(package))
 
 
 def test_an_edited_statement_is_rejected(package: Path) -> None:

@@ -209,6 +209,7 @@ def test_replay_judges_what_was_recorded(run: Run, case_of: MakeCase, tmp_path: 
         (("run", "rms_norm", "--repeat", "0"), "--repeat is 0"),
         (("run", "rms_norm", "--cold", "-1"), "--cold is -1"),
         (("run", "rms_norm", "--tactic", "wide"), "has no tactic 'wide'"),
+        (("run", "rms_norm", "--provider", "cpu:wide"), "has no tactic 'wide'"),
         (("compare", "rms_norm", "--grid", "heads=3"), "rms_norm has no heads axis"),
         (("compare", "kda_chunk", "--grid", "tactic=chunk17"), "cpu.chunked of kda_chunk has no tactic 'chunk17'"),
         (("compare", "rms_norm", "--isolate", "--grid", "start=cold"), "--isolate does not go with the start axis"),

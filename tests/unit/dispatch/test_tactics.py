@@ -111,7 +111,7 @@ def test_an_override_may_name_a_tactic(registry: Registry) -> None:
     decision = _selector(registry, TacticCache(), "toy_scale=x:wide").decide(call("toy_scale"))
     assert decision.function() is wide
     assert decision.tactic_source == "--ops: toy_scale=x:wide"
-    with pytest.raises(DispatchError, match=r"b\.x has no tactic 'wild' here \(did you mean 'wide'\?"):
+    with pytest.raises(UsageError, match=r"b\.x has no tactic 'wild' \(did you mean 'wide'\?"):
         _selector(registry, None, "toy_scale=x:wild").decide(call("toy_scale"))
     passed_over = _selector(registry, None, "toy_*=b:wide")
     assert passed_over.decide(call("toy_shift")).policy == "priority 50"
