@@ -46,7 +46,8 @@ def chunk_scan(
             held = tl.load(own, (at < has * DIM)[:, None], 0.0)
             row, in_chunk = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
             place = (start // CHUNK + n).to(tl.int64)
-            size = (tokens // CHUNK + count).to(tl.int64) * heads * CHUNK
+            # Cast as a function: of arguments that are 1 the compiler makes constants, which have no methods.
+            size = tl.cast(tokens // CHUNK + count, tl.int64) * heads * CHUNK
             for first in tl.range(start, end, CHUNK, num_stages=STAGES):
                 base = (place * heads + h) * CHUNK
                 tile = base * DIM + row * DIM + at[None, :]
