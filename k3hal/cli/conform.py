@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Prove the operators of this machine, and check, compare and show such proofs.")
 Package = Annotated[Path, typer.Argument(metavar="DIR", help="A package that `conform run` wrote.")]
 MOST_JOBS = 64
+EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 143  # 128 + SIGINT, 128 + SIGTERM
 
 
 @app.command()
@@ -48,9 +49,11 @@ def run(
     """Judge every provider that may run on the device on its samples and invariants, and write a report package.
 
     Exits with 1 if something failed or a waiver is wrong, 2 if nothing could be judged, 3 after a crash or a hang.
+    Ctrl-C and SIGTERM end it at once and leave nothing behind: 130 and 143.
     """
     from k3hal.conform import run as runner
     from k3hal.conform.pool import Limits
+    from k3hal.conform.processes import Terminated, terminable
     from k3hal.conform.selection import Selection
     from k3hal.dispatch.registry import default_registry
     from k3hal.dispatch.words import nearest
@@ -69,8 +72,12 @@ def run(
     limits = Limits(check=timeout, start=max(timeout, Limits().start))
     how = runner.How(jobs, limits, bench=bench, waivers=waivers or runner.expectations(machine.vendor))
     how = how if limit is None else replace(how, limit=limit)
-    with _Bar() as note:
-        report = runner.run(selection, out, how, note)
+    try:
+        with _Bar() as note, terminable():
+            report = runner.run(selection, out, how, note)
+    except KeyboardInterrupt as stop:
+        typer.echo("interrupted", err=True)
+        return EXIT_TERMINATED if isinstance(stop, Terminated) else EXIT_INTERRUPTED
     code = runner.exit_code(report)
     if as_json:
         print_json("k3hal.conform_run/1", _summary(report, out, code))
@@ -150,12 +157,16 @@ def verify(package: Package, as_json: Json = False) -> int:
 
     Exits with 1 and every reason, a line each, where it cannot.
     """
+    from k3hal.conform.verify import notes as notes_of
     from k3hal.conform.verify import verify as reasons_of
 
-    reasons = reasons_of(package)
+    reasons, notes = reasons_of(package), notes_of(package)
     if as_json:
-        print_json("k3hal.conform_verify/1", {"package": str(package), "verified": not reasons, "reasons": reasons})
+        said = {"package": str(package), "verified": not reasons, "reasons": reasons, "notes": notes}
+        print_json("k3hal.conform_verify/1", said)
     else:
+        for note in notes:
+            typer.echo(f"note: {note}", err=True)
         for reason in reasons:
             typer.echo(f"rejected: {reason}")
         if not reasons:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from k3hal.conform.processes import Processes
 from k3hal.debug.drive import Driver
 from k3hal.dispatch.errors import DispatchError
 from k3hal.dispatch.plan import DispatchPlan
@@ -115,17 +116,20 @@ def _logits(folder: Path, device: str, dtype: str, ops: str | None) -> tuple[Ten
 
 
 def end_to_end_isolated(
-    preset: str, device: str, ops: str | None, threads: int, *, timeout: float = END_TO_END_TIMEOUT
+    preset: str, device: str, ops: str | None, threads: int, processes: Processes, *, timeout: float
 ) -> list[EndToEnd]:
-    """`run_end_to_end` of a preset built from seed 0, in a process of its own: a crash or a hang is the result."""
+    """`run_end_to_end` of a preset built from seed 0, in a process of its own: a crash or a hang is the result.
+
+    Raises `Stopped` when the run was.
+    """
     with tempfile.TemporaryDirectory(prefix="k3hal-conform-") as folder:
         result = Path(folder) / "result.json"
         command = [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m", __name__, str(result)]
         job = json.dumps({"preset": preset, "device": device, "ops": ops, "threads": threads})
         status, problem = "Crash", ""
         try:
-            done = subprocess.run(command, input=job, capture_output=True, text=True, timeout=timeout, check=False)
-            problem = f"code {done.returncode}: {next(iter(done.stderr.strip().splitlines()[-1:]), '')}"
+            code, errors = processes.run(command, job, timeout)
+            problem = f"code {code}: {next(iter(errors.strip().splitlines()[-1:]), '')}"
         except subprocess.TimeoutExpired:
             status, problem = "Timeout", f"did not end within {timeout:g} s"
         if not result.exists():
@@ -137,7 +141,7 @@ def end_to_end_isolated(
 def main(job: dict[str, Any], result: Path) -> None:
     """Make the preset's checkpoint from its seed and check it; the outcome goes to a file, whole or not at all."""
     torch.set_num_threads(job["threads"])
-    with tempfile.TemporaryDirectory(prefix="k3hal-conform-") as folder:
+    with tempfile.TemporaryDirectory(dir=result.parent) as folder:
         model = Path(folder) / job["preset"]
         write_preset(job["preset"], model, seed=0)
         done = [run_end_to_end(job["preset"], model, dtype, job["device"], job["ops"]) for dtype in CAPS]

@@ -3,6 +3,8 @@ all."""
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import json
 import os
 import shutil
@@ -20,6 +22,7 @@ NAME, MAJOR = "k3hal.conform", 1
 SCHEMA = f"{NAME}/{MAJOR}"
 REPORT, STATEMENT, PLAN, CASES = "report.json", "statement.md", "plan.json", "cases"
 MAX_BYTES = 1 << 28
+_STAGING, _LOCKED = ".staging-", ".locked"
 _HINT = "a package is the folder that `k3hal conform run --out` wrote"
 _PARTS: Mapping[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("statement", "device", "versions", "env", "selection", "must_pass", "policy", "counts"), dict),
@@ -60,7 +63,8 @@ def new_package(out: Path) -> Iterator[Path]:
     refuse_what_is_no_package(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+        _sweep(out)
+        folder, lock = _staging(out)
     except OSError as error:
         raise InputError(f"{out}: the package cannot be written: {error.strerror or error}") from error
     try:
@@ -76,6 +80,29 @@ def new_package(out: Path) -> Iterator[Path]:
             os.replace(folder, out)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _staging(out: Path) -> tuple[Path, int]:
+    """A new folder beside `out`, and the descriptor whose lock says that its owner lives."""
+    new = Path(tempfile.mkdtemp(prefix=f".{out.name}{_STAGING}", dir=out.parent))
+    lock = os.open(new, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    # Under its first name nobody sweeps it: there it is not locked for a moment.
+    return new.rename(new.with_name(new.name + _LOCKED)), lock
+
+
+def _sweep(out: Path) -> None:
+    """Remove what runs to `out` left that were killed: the system has let go of their locks."""
+    for folder in out.parent.glob(f"{glob.escape(f'.{out.name}{_STAGING}')}*{_LOCKED}"):
+        lock = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        except BlockingIOError:
+            continue  # its run is at work
+        finally:
+            os.close(lock)
 
 
 def refuse_what_is_no_package(out: Path) -> None:
@@ -169,5 +196,5 @@ def _check(where: str, row: Any) -> CheckResult:
         return CheckResult.from_json(row)
     except KeyError as error:
         raise InputError(f"{where}: {error.args[0]!r} is missing") from error
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InputError(f"{where}: {error}") from error

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from k3hal.conform.failures import keep_case
+from k3hal.conform.processes import Processes
 from k3hal.conform.result import CheckResult, ResultStatus
 from k3hal.conform.suite import Check
 from k3hal.conform.worker import Task
@@ -56,11 +57,12 @@ Note = Callable[[int], None]
 class Child:
     """A worker process: tasks go in, events come out."""
 
-    def __init__(self) -> None:
+    def __init__(self, processes: Processes) -> None:
+        processes.refuse_when_stopped()
         self._read, write = os.pipe()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         command = [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m", MODULE, str(write)]
-        self._process = subprocess.Popen(
+        self._process = processes.start(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._errors, pass_fds=(write,)
         )
         os.close(write)
@@ -112,7 +114,8 @@ class Lane:
     What is not judged by `until` (of the monotonic clock) counts as a timeout.
     """
 
-    def __init__(self, limits: Limits, until: float = math.inf) -> None:
+    def __init__(self, limits: Limits, until: float = math.inf, processes: Processes | None = None) -> None:
+        self._processes = processes or Processes()
         self._limits, self._until, self._child, self._fresh = limits, until, None, True
 
     def __enter__(self) -> Lane:
@@ -124,7 +127,7 @@ class Lane:
     def run(self, task: Task, note: Note) -> Outcome:
         """All results of a task, whatever its providers do to the process.
 
-        Raises `BackendError` when the operator's own samples or reference fail.
+        Raises `BackendError` when the operator's own samples or reference fail, `Stopped` when the run was.
         """
         progress = _Progress(task, note)
         while True:
@@ -138,12 +141,13 @@ class Lane:
             if ended is None:
                 return Outcome(progress.results, progress.skipped)
             self._drop()
+            self._processes.refuse_when_stopped()
             if ended:
                 progress.died(*ended)
 
     def _started(self) -> Child:
         if self._child is None:
-            self._child, self._fresh = Child(), True
+            self._child, self._fresh = Child(self._processes), True
         return self._child
 
     def _drop(self) -> None:

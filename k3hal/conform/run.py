@@ -25,6 +25,7 @@ from k3hal.conform.package import CASES, PLAN, SCHEMA, new_package, refuse_what_
 from k3hal.conform.plans import example_plan
 from k3hal.conform.policy import policy_classes, policy_hash
 from k3hal.conform.pool import Lane, Limits, Outcome
+from k3hal.conform.processes import Processes
 from k3hal.conform.result import RESULT_STATUSES, CheckResult
 from k3hal.conform.selection import EVERYTHING, Candidate, Selection, candidates, registry_with
 from k3hal.conform.source_state import source_root
@@ -125,7 +126,7 @@ def _run_all(
         total += len(mine) * len(selection.checks(op))
         if mine:
             tasks.put(Task(op, selection, mine, str(folder), plugins=how.plugins, threads=threads))
-    done, lock = 0, threading.Lock()
+    done, lock, processes = 0, threading.Lock(), Processes()
 
     def advance(op: str, more: int) -> None:
         nonlocal done
@@ -134,7 +135,7 @@ def _run_all(
             note(done, total, op)
 
     def lane() -> None:
-        with Lane(how.limits, until) as mine:
+        with Lane(how.limits, until, processes) as mine:
             while True:
                 try:
                     task = tasks.get_nowait()
@@ -143,10 +144,16 @@ def _run_all(
                 outcomes[task.op] = mine.run(task, partial(advance, task.op))
 
     with ThreadPoolExecutor(jobs) as pool:
-        ends = [pool.submit(_end_to_end, preset, selection, threads, until) for preset in _presets(selection, how)]
-        for future in [pool.submit(lane) for _ in range(jobs)]:
-            future.result()
-        return outcomes, [one for future in ends for one in future.result()]
+        try:
+            model = partial(_end_to_end, selection, threads, until, processes)
+            ends = [pool.submit(model, preset) for preset in _presets(selection, how)]
+            for future in [pool.submit(lane) for _ in range(jobs)]:
+                future.result()
+            return outcomes, [one for future in ends for one in future.result()]
+        except BaseException:  # Ctrl-C too: whatever ends the run ends its processes, which may hang
+            pool.shutdown(wait=False, cancel_futures=True)
+            processes.stop()
+            raise
 
 
 def _weight(selection: Selection, op: str) -> int:
@@ -162,10 +169,11 @@ def _presets(selection: Selection, how: How) -> tuple[str, ...]:
     return QUICK_PRESETS if selection.quick else PRESETS
 
 
-def _end_to_end(preset: str, selection: Selection, threads: int, until: float) -> list[EndToEnd]:
+def _end_to_end(selection: Selection, threads: int, until: float, processes: Processes, preset: str) -> list[EndToEnd]:
     ops = f"*={selection.backend}" if selection.backend else None
     left = max(until - time.monotonic(), 0.0)
-    return end_to_end_isolated(preset, selection.device, ops, threads, timeout=min(left, END_TO_END_TIMEOUT))
+    timeout = min(left, END_TO_END_TIMEOUT)
+    return end_to_end_isolated(preset, selection.device, ops, threads, processes, timeout=timeout)
 
 
 def _measured(selection: Selection, found: Mapping[str, list[Candidate]], how: How) -> list[dict[str, Any]]:

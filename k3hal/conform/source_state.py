@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
@@ -47,6 +48,16 @@ def source_state(root: Path) -> SourceState:
         return SourceState(commit or "", changed != "")
     told = _read(root / STATE)
     return SourceState(told.commit, told.dirty or not told.commit or told.digest != digest(root), told.digest)
+
+
+def same_sources(root: Path, commit: str) -> bool:
+    """Whether the sources are now those of a commit; no for one that git does not know."""
+    if not re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", commit):
+        return False
+    if (root / ".git").exists():
+        return git_output(root, "diff", "--quiet", commit, "--", *SOURCES) is not None
+    state = source_state(root)
+    return state.commit == commit and not state.dirty
 
 
 def write_state(root: Path) -> SourceState:

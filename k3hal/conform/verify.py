@@ -15,11 +15,13 @@ from k3hal.conform.policy import policy_classes, policy_hash
 from k3hal.conform.result import CheckResult
 from k3hal.conform.run import dtypes_proven
 from k3hal.conform.selection import Selection
+from k3hal.conform.source_state import same_sources, source_root
+from k3hal.conform.sources import source_hash
 from k3hal.conform.statement import statement_text
 from k3hal.conform.verify_numbers import check_numbers
 from k3hal.debug.case_file import load_case
 from k3hal.dispatch.plan_file import load_plan
-from k3hal.dispatch.registry import default_registry
+from k3hal.dispatch.registry import BUILTIN, default_registry
 from k3hal.errors import InputError
 
 Report = Mapping[str, Any]
@@ -37,6 +39,7 @@ def verify(package: Path) -> list[str]:
         raise InputError(f"{package}: the selection cannot be read: {error}") from error
     return [
         *_sources(report),
+        *_hashes(report),
         *_policy(report),
         *_list(report, selection),
         *_completeness(report, selection),
@@ -53,6 +56,32 @@ def _sources(report: Report) -> Iterator[str]:
     for one in report["packages"]:
         if one["dirty"]:
             yield f"the tree of {one['name']} was dirty: sources of backend {one['backend']} that no commit holds"
+
+
+def notes(package: Path) -> list[str]:
+    """What `verify` could not look at, a line each. Raises `InputError` as it does."""
+    report = read_report(package)
+    if _comparable(report):
+        return []
+    commit = report["statement"]["commit"] or "no known commit"
+    return [f"the package is of {commit} and the sources here are not: hashes of providers' sources were not compared"]
+
+
+def _comparable(report: Report) -> bool:
+    root = source_root()
+    return root is not None and same_sources(root, report["statement"]["commit"])
+
+
+def _hashes(report: Report) -> Iterator[str]:
+    """Where the sources are those of the report's commit, so are the hashes of this tree's own providers."""
+    if not _comparable(report):
+        return
+    here = {(p.op, p.id): p for p in default_registry().providers}
+    for one in report["providers"]:
+        provider = here.get((one["op"], one["provider"]))
+        mine = provider is not None and provider.fn.__module__.startswith(f"{BUILTIN}.")
+        if provider and mine and not one["reference_only"] and one["source_hash"] != source_hash(provider):
+            yield f"{one['provider']} of {one['op']}: the hash of its sources is not that of the report's commit"
 
 
 def _policy(report: Report) -> Iterator[str]:

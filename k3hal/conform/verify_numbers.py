@@ -89,7 +89,8 @@ def _tensor(check: CheckResult, tensor: TensorNumbers, host: bool, limits: _Limi
 
 class _Limits:
     """The caps that may judge an output. Those above their class's are compared with a golden made anew, once a case;
-    of full-size cases, whose golden is too much, with what rounding explains at most."""
+    of full-size cases, whose golden is too much, and of invariants, which may make other calls of a case, with what
+    rounding explains at most."""
 
     def __init__(self, selection: Selection) -> None:
         self._selection = selection
@@ -105,8 +106,8 @@ class _Limits:
         own = CLASSES[tensor.tolerance]
         if said.floor < own.floor:
             return f"judged with floor {said.floor:.3g}, below its class's", said
-        if _above(said, own):
-            most = self._anew(check).get(tensor.name, own) if check.shape_class not in FULL_SIZE else most
+        if _above(said, own) and check.kind == SAMPLE and check.shape_class not in FULL_SIZE:
+            most = self._anew(check).get(tensor.name, own)
         if name := _above(said, most):
             return f"judged with {name} {getattr(said, name):.3g}, looser than the policy's", said
         return "", said

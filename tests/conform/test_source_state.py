@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from k3hal.conform.source_state import STATE, digest, source_state, write_state
+from k3hal.conform.source_state import STATE, digest, same_sources, source_state, write_state
 from k3hal.errors import InputError
 
 GIT = ("git", "-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false")
@@ -66,6 +66,19 @@ def test_a_file_in_a_checkout_never_outweighs_git(repository: Path) -> None:
     state = {"commit": "0" * 40, "dirty": False, "digest": digest(repository)}
     (repository / STATE).write_text(json.dumps(state), "utf-8")
     assert source_state(repository).commit != "0" * 40
+
+
+def test_sources_are_compared_with_a_commit_and_not_with_what_is_none(repository: Path) -> None:
+    commit = source_state(repository).commit
+    assert same_sources(repository, commit)
+    assert not same_sources(repository, "0" * 40)
+    assert not same_sources(repository, "--output=x")
+    (repository / "README.md").write_text("no source", "utf-8")
+    for words in (("add", "-A"), ("commit", "-qm", "two")):
+        subprocess.run([*GIT, *words], cwd=repository, check=True, capture_output=True)
+    assert same_sources(repository, commit)
+    (repository / "dispatch" / "a.py").write_text("A = 2\n", "utf-8")
+    assert not same_sources(repository, commit)
 
 
 def test_compiled_files_do_not_count(repository: Path) -> None:

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from k3hal.cli import main
+from k3hal.conform.sources import source_hash
 from k3hal.conform.verify import verify
+from k3hal.dispatch.registry import default_registry
 from k3hal.errors import InputError
 
 from .conftest import edit
@@ -124,6 +126,27 @@ def test_a_report_without_caps_is_judged_by_the_loosest(package: Path) -> None:
     assert verify(package) == []
     edit(package, lambda report: older(report, tensor=0.9))
     assert any("out of tolerance" in reason for reason in verify(package))
+
+
+def test_hashes_of_sources_are_compared_where_the_sources_are_the_report_s(
+    package: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    provider = next(p for p in default_registry().of("silu_and_mul") if p.backend == "cpu")
+
+    def as_cpu(report: Report, digest: str) -> None:
+        nothing = {"provider": provider.id, "backend": "cpu", "level": "E0", "levels": [], "refusals": []}
+        report["providers"].append(report["providers"][0] | nothing | {"source_hash": digest})
+
+    edit(package, lambda report: as_cpu(report, "0" * 64))
+    assert not any("hash of its sources" in reason for reason in verify(package))
+    assert main(["conform", "verify", str(package)]) == 1
+    assert "hashes of providers' sources were not compared" in capsys.readouterr().err
+    monkeypatch.setattr("k3hal.conform.verify.same_sources", lambda *_: True)
+    assert f"{provider.id} of silu_and_mul: the hash of its sources is not that of the report's commit" in verify(
+        package
+    )
+    edit(package, lambda report: report["providers"][-1].update(source_hash=source_hash(provider)))
+    assert not any("hash of its sources" in reason for reason in verify(package))
 
 
 def test_an_edited_statement_is_rejected(package: Path) -> None:
