@@ -70,7 +70,12 @@ def call_of(operator: Operator, device: DeviceDescription, dtype: str, phase: st
     for name in asked:
         if name not in known:
             raise UsageError(f"--shape: {operator.name} has no dim {name!r}", hint=nearest(name, known))
-    return Call(operator.name, device, dtype, wanted or found, {**base, **asked})
+    merged = {**base, **asked}
+    try:
+        operator.parts_of(merged)
+    except KeyError as error:
+        raise UsageError(f"--shape: {operator.name} has no parts for {error}") from error
+    return Call(operator.name, device, dtype, wanted or found, merged)
 
 
 def _phase(word: str) -> Phase:

@@ -154,6 +154,7 @@ COMMANDS = {
     "dim below zero": Case("op explain rms_norm --shape dim=-5", r"--shape: dim is -5 \(numbers from 0 to"),
     "dim beyond 64 bits": Case("op explain rms_norm --shape dim=9223372036854775808", r"--shape: dim is 9223372036"),
     "dim beyond reading": Case("op explain rms_norm --shape dim=" + "9" * 5000, r"--shape: dim is 9+ \("),
+    "dim of no part": Case("op explain latent_moe --shape expert_format=foo", r"--shape: latent_moe .* for 'foo'"),
     "phase": Case("op explain kda_decode --phase later", r"--phase is 'later'"),
     "grid that never ends": Case(COMPARE + "tokens=1..1000000", r"--grid: tokens=.* has 1000000 points.*10000"),
     "grid of many axes": Case(COMPARE + "'tokens=1..200;batch=1..200'", r"--grid: 40000 points.*10000"),
