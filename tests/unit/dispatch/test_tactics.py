@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from k3hal.dispatch import Call, provides
-from k3hal.dispatch.errors import BackendError, DispatchError, PlanError, UsageError
+from k3hal.dispatch.errors import BackendError, PlanError, UsageError
 from k3hal.dispatch.overrides import parse_overrides
 from k3hal.dispatch.plan import DispatchPlan, OpRequest, make_plan
 from k3hal.dispatch.plan_file import load_plan, plan_json, save_plan, saved
