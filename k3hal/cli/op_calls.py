@@ -109,8 +109,8 @@ def parse_dims(items: Sequence[str]) -> dict[str, DimValue]:
         name, sep, text = (word.strip() for word in piece.partition("="))
         if not sep or not name.isidentifier() or not text:
             raise UsageError(f"--shape: {piece!r} is not NAME=VALUE", hint='like "heads=12,kv_dtype=float8_e4m3fn"')
-        out[name] = _value(text)
-        if isinstance(out[name], int | float) and not 0 <= out[name] < 1 << 63:
+        out[name] = value = _value(text)
+        if isinstance(value, int | float) and not 0 <= value < 1 << 63:
             raise UsageError(f"--shape: {name} is {text[:40]}", hint="numbers from 0 to 2^63 - 1")
     return out
 
