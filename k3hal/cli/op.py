@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,13 +19,16 @@ from k3hal.cli.op_replay import replay
 from k3hal.cli.op_run import run_operator
 from k3hal.cli.op_tune import tune
 from k3hal.cli.output import print_json
-from k3hal.errors import UsageError
+from k3hal.errors import BackendError, UsageError
 
 if TYPE_CHECKING:
+    from k3hal.dispatch.call import Call
     from k3hal.dispatch.device import DeviceDescription
     from k3hal.dispatch.operator import Operator
     from k3hal.dispatch.plan import DispatchPlan
+    from k3hal.dispatch.provider import Provider
     from k3hal.dispatch.registry import Registry
+    from k3hal.dispatch.select import Selector
 
 app = typer.Typer(no_args_is_help=True, help="Operators: what runs them, and whether it is right.")
 app.command("run")(run_operator)
@@ -46,7 +50,7 @@ _PACKAGES = ("torch", "triton", "cuda", "rocm", "cann")
 
 @app.command("list")
 def list_operators(
-    glob: Annotated[str | None, typer.Argument(metavar="[GLOB]", help="The same as --op.")] = None,
+    glob: Annotated[str | None, typer.Argument(metavar="GLOB", help="The same as --op.")] = None,
     device: AnyDevice = "auto",
     op: OpGlob = "*",
     as_json: Json = False,
@@ -94,13 +98,13 @@ def _availability(operator: Operator, machine: DeviceDescription, registry: Regi
     from k3hal.dispatch.select import Selector
 
     call = call_of(operator, machine, activation_dtype(None), None, ())
-    said = {line.provider: line for line in Selector(registry).consider(call)}
+    said = dict(_answers(Selector(registry), registry.of(operator.name), call))
     return [
         {
             "provider": provider.id,
             "backend": provider.backend,
-            "available": said[provider.id].accepted,
-            "reasons": [] if said[provider.id].accepted else list(said[provider.id].reasons),
+            "available": said[provider.id][0],
+            "reasons": [] if said[provider.id][0] else list(said[provider.id][1]),
             "auto": registry.backends[provider.backend].auto,
             "priority": registry.priority(provider),
             "graph_safe": provider.graph_safe,
@@ -108,6 +112,23 @@ def _availability(operator: Operator, machine: DeviceDescription, registry: Regi
         }
         for provider in registry.of(operator.name)
     ]
+
+
+def _answers(
+    selector: Selector, providers: Sequence[Provider], call: Call
+) -> Iterator[tuple[str, tuple[bool, tuple[str, ...]]]]:
+    """Each provider's answer; one that crashes when it is asked hides nobody else's."""
+    from k3hal.dispatch.select import answer
+
+    try:
+        yield from ((line.provider, (line.accepted, line.reasons)) for line in selector.consider(call))
+    except BackendError:
+        for provider in providers:
+            try:
+                line = answer(provider, call, None)
+                yield provider.id, (line.accepted, line.reasons)
+            except BackendError as error:
+                yield provider.id, (False, (str(error),))
 
 
 @app.command("probe")

@@ -270,8 +270,8 @@ def test_no_content_of_an_entry_is_more_than_a_refusal(tmp_path_factory: pytest.
     ("args", "code", "message"),
     [
         (("tune", "no_such"), 4, "no operator matches 'no_such'"),
-        (("tune", "rms_norm", "--device", "cpu"), 2, "no provider of rms_norm that runs on cpu has tactics"),
-        (("tune", "kda_chunk", "--provider", "nobody"), 4, "no provider is called 'nobody'"),
+        (("tune", "rms_norm", "--device", "cpu"), 2, "rms_norm: no provider here has tactics"),
+        (("tune", "kda_chunk", "--provider", "nobody"), 4, "no provider here is called 'nobody'"),
         (("tune", "kda_chunk", "--timeout", "0"), 4, "--timeout and --seconds are above 0"),
         (("tune", "kda_chunk", "--case", "no.k3case"), 4, "no.k3case"),
     ],
