@@ -29,8 +29,7 @@ def laid_out(conv_weight: Tensor, A_log: Tensor, **others: Tensor) -> Mapping[st
 CHUNK_TILES: Mapping[str, Mapping[str, int]] = {
     "columns64": {"columns": 64},
     "columns128": {"columns": 128, "scan_warps": 8, "stages": 1},
-    "chunk32": {"chunk": 32},
-    "chunk32_stages3": {"chunk": 32, "stages": 3},
+    "stages3": {"stages": 3},
     "part32": {"part": 32},
     "products_warps4": {"warps": 4},
 }

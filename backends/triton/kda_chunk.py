@@ -11,7 +11,7 @@ from k3hal.backends.triton._kda import supports
 from k3hal.backends.triton._triton import NEEDS, kernels
 from k3hal.dispatch import provides
 
-OTHERS = {"columns32": {"columns": 32}, "chunk16": {"chunk": 16}, "part32": {"part": 32}}
+OTHERS = {"columns32": {"columns": 32}, "chunk16": {"chunk": 16}, "part64": {"part": 64}}
 
 
 def _of(**tiles: int) -> Callable[..., Tensor]:

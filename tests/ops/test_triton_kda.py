@@ -52,7 +52,7 @@ print(shared(
     "lower_bound eps", decode, 4,
 ))
 scan = {
-    "FUSED": True, "NORM": False, "WIDTH": 4, "WINDOW": 4, "DIM": 128, "CHUNK": 64, "COLUMNS": 32, "WIDE": "split",
+    "FUSED": True, "NORM": False, "WIDTH": 4, "WINDOW": 4, "DIM": 128, "CHUNK": 32, "COLUMNS": 32, "WIDE": "split",
     "READ": "rounded", "STAGES": 2 if name == "cuda" else 1,
 }
 print(shared(
@@ -95,3 +95,53 @@ def test_kernels_compile_into_the_shared_memory_there_is(target: tuple[str, str,
     sizes = [int(line) for line in _run("-c", _COMPILE, *target, interpret=False).split()]
     assert len(sizes) == 2
     assert max(sizes) <= most_shared
+
+
+_ONES = """
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from k3hal.backends.triton.kernels._chunk_products import chunk_products
+from k3hal.backends.triton.kernels._chunk_scan import chunk_scan, gated_norm
+from k3hal.backends.triton.kernels.kda_chunk import Tiles
+from k3hal.backends.triton.kernels.kda_decode import _kda_decode
+from k3hal.backends.triton.kernels.kda_parts import _convolve, _gate, _move, _step
+
+FLOATS = {"lower_bound", "eps"}
+SHORT = {"slots": "*i32", "starts": "*i32", "known": "*u8"}
+NARROW = {"qkv", "q", "conv_state", "w_out", "q_out", "n_out", "m_out", "w", "n_", "m", "out_gate", "x", "history"}
+ONES = {"count", "tokens", "heads", "places", "total", "channels"}
+
+
+def made_for(kernel, constants):
+    integers = {name for name in kernel.arg_names if name in ONES or name.endswith("stride")}
+    constants = constants | dict.fromkeys(integers, 1)
+    kinds = {name: "fp32" if name in FLOATS else "*bf16" if name in NARROW else "*fp32" for name in kernel.arg_names}
+    kinds |= SHORT | dict.fromkeys(constants, "constexpr")
+    signature = {name: kinds[name] for name in kernel.arg_names}
+    options = {"num_warps": 8, "enable_fp_fusion": True}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    return compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm
+
+
+conv = {"WIDTH": 4, "BLOCK": 32}
+tiles = {"FUSED": True, "WIDTH": 4, "DIM": 32, "CHUNK": Tiles().chunk}
+scan = {"NORM": True, "WINDOW": 4, "COLUMNS": 32, "WIDE": "split", "READ": "rounded", "STAGES": 2}
+made = [
+    made_for(chunk_products, tiles | {"BOUNDED": True, "PART": 32, "BASE": 16, "NARROW": "half", "WIDE": "split"}),
+    made_for(chunk_scan, tiles | scan),
+    made_for(gated_norm, {"LIVE_ONLY": True, "DIM": 32, "PADDED": 32, "ROWS": 16}),
+    made_for(_kda_decode, {"BOUNDED": True, "WIDTH": 4, "WINDOW": 4, "DIM": 32, "ROWS": 32}),
+    made_for(_gate, {"BOUNDED": True, "DIM": 32, "PADDED": 32}),
+    made_for(_convolve, conv | {"ROWS": 16}),
+    made_for(_move, conv | {"WINDOW": 4}),
+    made_for(_step, {"DIM": 32, "ROWS": 32}),
+]
+print(len(made), "warp_group_dot" in made[0]["ttgir"])
+"""
+
+
+def test_kernels_compile_where_every_count_is_one_and_the_products_hold_no_wgmma() -> None:
+    """Triton makes constants of integers that are 1; the interpreter does not. Of wgmma see `kernels/kda_chunk.py`."""
+    assert _run("-c", _ONES, interpret=False).split() == ["8", "False"]

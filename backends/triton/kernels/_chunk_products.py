@@ -21,20 +21,11 @@ def dot(a, b, HOW: tl.constexpr):
     if HOW == "exact":
         return tl.dot(a, b, input_precision="ieee")
     elif HOW == "half":
-        return _dot_of_registers(a.to(tl.float16), b.to(tl.float16))
+        return tl.dot(a.to(tl.float16), b.to(tl.float16))
     else:
         high, low = split(a)
         b_high, b_low = split(b)
-        return _dot_of_registers(high, b_high) + (_dot_of_registers(high, b_low) + _dot_of_registers(low, b_high))
-
-
-@triton.jit
-def _dot_of_registers(a, b):
-    """A product of operands just computed, as a batch of one: of batches Triton makes no wgmma. One that takes its left
-    operand from registers may find them used again: ptxas before 13.3 makes that on Hopper (triton#11781), and what it
-    led to here was an illegal memory access at heads of 32."""
-    product = tl.dot(tl.reshape(a, [1, a.shape[0], a.shape[1]]), tl.reshape(b, [1, b.shape[0], b.shape[1]]))
-    return tl.reshape(product, [a.shape[0], b.shape[1]])
+        return tl.dot(high, b_high, tl.dot(high, b_low, tl.dot(low, b_high)))
 
 
 @triton.jit

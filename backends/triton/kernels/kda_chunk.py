@@ -17,9 +17,12 @@ NORM_ROWS = 16
 @dataclass(frozen=True, slots=True)
 class Tiles:
     """How chunks of `chunk` tokens are worked on: `part` channels of the products at a time, `columns`
-    of the state a program, warps of both, stages of the scan."""
+    of the state a program, warps of both, stages of the scan.
 
-    chunk: int = 64
+    Of chunks of 64 Triton makes wgmma with an operand in registers, which ptxas before 13.3 may use again too early
+    (triton-lang/triton#11781): with them heads of 32 met an illegal memory access on an H200. Of 32 it makes none."""
+
+    chunk: int = 32
     part: int = 64
     columns: int = 32
     warps: int = 8
@@ -27,7 +30,7 @@ class Tiles:
     stages: int = 2
 
 
-EXACT = Tiles(chunk=32, columns=16, scan_warps=8, stages=1)
+EXACT = Tiles(part=32, columns=16, scan_warps=8, stages=1)
 """For exact products, which hold their operands in registers."""
 
 
