@@ -23,7 +23,7 @@ BACKEND = "broken_backend"
 Edit = Callable[[dict[str, Any]], None]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def broken_package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A quick run over the broken backend alone. Read-only by agreement; while it lives the backend is registered."""
     out = tmp_path_factory.mktemp("conform") / "package"
