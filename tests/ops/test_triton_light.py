@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+from .interpreter import found_wrong
 from .triton_compile import TARGETS, compile_for
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
@@ -32,17 +28,7 @@ CHECKS = [
 
 
 def test_all_is_right_under_the_interpreter() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": ":".join(filter(None, sys.path))}
-    child = Path(__file__).parent / "triton_interpreted.py"
-    command = [sys.executable, "-P", str(child)]
-    done = subprocess.run(
-        command, input=json.dumps(CHECKS), env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    results = json.loads(done.stdout)
-    assert len(results) == len(CHECKS) + 1
-    wrong = [(one, *got) for one, got in zip([*CHECKS, "scratch"], results, strict=True) if got[0] != "Pass"]
-    assert wrong == []
+    assert found_wrong(CHECKS, "triton_light_special.py", ["scratch"]) == []
 
 
 def _pointers(of: str, *names: str) -> dict[str, str]:

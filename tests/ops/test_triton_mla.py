@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from .interpreter import found_wrong
 from .triton_compile import TARGETS, compile_for
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
@@ -35,15 +31,7 @@ CHECKS = [
 
 
 def test_all_is_right_under_the_interpreter() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": ":".join(filter(None, sys.path))}
-    command = [sys.executable, "-P", str(Path(__file__).parent / "triton_mla_interpreted.py")]
-    done = subprocess.run(
-        command, input=json.dumps(CHECKS), env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    results = json.loads(done.stdout)
-    assert len(results) == len(CHECKS)
-    assert [(one, *result) for one, result in zip(CHECKS, results, strict=True) if result[0] != "Pass"] == []
+    assert found_wrong(CHECKS) == []
 
 
 def _pointers(of: str, *names: str) -> dict[str, str]:
@@ -94,6 +82,7 @@ def test_prefill_compiles_to_matrix_instructions(target: str) -> None:
         "BLOCK_P": 64, "BLOCK_V": 128, "QUERIES": queries, "KEYS": keys, "STAGES": stages,
     }  # fmt: skip
     made = compile_for(kernels("mla_prefill")._attend, target, types, constants, warps=warps)
+    # As measured: the bytes of stack a thread has on sm_100; none elsewhere.
     assert made.spills <= (40 if target == "sm_100" else 0)
     assert made.shared <= MOST_SHARED[target]
     wanted = {"sm_90": "wgmma.mma_async", "sm_100": "tcgen05.mma"}.get(target, "v_mfma")

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +10,7 @@ import torch
 from k3hal.backends.triton._mxfp4 import pack
 from k3hal.errors import CheckpointError
 
+from .interpreter import found_wrong
 from .triton_compile import TARGETS, compile_for
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
@@ -47,16 +43,7 @@ CHECKS = [
 
 @needs_triton
 def test_all_is_right_under_the_interpreter() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": ":".join(filter(None, sys.path))}
-    child = Path(__file__).parent / "triton_moe_interpreted.py"
-    command = [sys.executable, "-P", str(child)]
-    done = subprocess.run(
-        command, input=json.dumps(CHECKS), env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    results, names = json.loads(done.stdout), [*CHECKS, "sorted", "parts", "tall", "passes"]
-    assert len(results) == len(names)
-    assert [(one, *got) for one, got in zip(names, results, strict=True) if got[0] != "Pass"] == []
+    assert found_wrong(CHECKS, "triton_moe_special.py", ["sorted", "parts", "tall", "passes"]) == []
 
 
 def test_packing_refuses_scales_it_could_not_hold() -> None:
@@ -101,7 +88,7 @@ def test_routing_and_sorting_compile(target: str) -> None:
              **dict.fromkeys(("logits_stride", "experts"), "i32")}  # fmt: skip
     constants = {"TOP_K": 16, "SLOTS": 16, "RENORMALIZE": True, "BLOCK": 1024}
     made = compile_for(kernels("moe_route")._route, target, types, constants, warps=1)
-    # One warp needs no memory that other warps see. The sorting network keeps a few registers' worth on the stack.
+    # One warp needs no memory that other warps see. On NVIDIA a thread has up to 104 bytes of stack, as measured.
     assert made.spills <= 104 and made.shared == 0
     tiling = kernels("experts").tiling
     types = {**dict.fromkeys(("ids", "counts", "experts", "rows"), "*i32"),

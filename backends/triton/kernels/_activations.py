@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import triton
 import triton.language as tl
 
-from k3hal.backends.triton._jit import jit
 
-
-@jit
+@triton.jit
 def tanh(x):
     """Of fp32; the quotient of exponentials loses what the series keeps where x is small."""
     square = x * x
@@ -19,14 +18,14 @@ def tanh(x):
     return tl.where(square < 0.04, near, tl.where(x < 0, -far, far))
 
 
-@jit
+@triton.jit
 def situ_mul(gate, up, beta, linear_beta):
     """`beta tanh(g / beta) sigmoid(g) linear_beta tanh(u / linear_beta)`."""
     capped = beta * tanh(gate / beta) / (1 + tl.exp(-gate))
     return capped * (linear_beta * tanh(up / linear_beta))
 
 
-@jit
+@triton.jit
 def silu_mul(gate, up):
     """`g sigmoid(g) u`."""
     return gate / (1 + tl.exp(-gate)) * up

@@ -9,9 +9,9 @@ choices]. PACKED weights are blocks of words and scales (`backends/triton/_mxfp4
 
 from __future__ import annotations
 
+import triton
 import triton.language as tl
 
-from k3hal.backends.triton._jit import jit
 from k3hal.backends.triton.kernels._activations import silu_mul, situ_mul
 from k3hal.backends.triton.kernels._mxfp4 import columns
 
@@ -19,7 +19,7 @@ RESCALE = tl.constexpr(65536.0)
 """Undoes the 2^-16 that packed weights carry."""
 
 
-@jit
+@triton.jit
 def _tile(ids, experts, rows, stride, tile, TOP_K: tl.constexpr, BT: tl.constexpr, DIRECT: tl.constexpr):
     """A tile's expert and its choices [BT]; DIRECT is one choice a tile, without a table."""
     slot = tl.arange(0, BT)
@@ -32,7 +32,7 @@ def _tile(ids, experts, rows, stride, tile, TOP_K: tl.constexpr, BT: tl.constexp
     return expert, choice
 
 
-@jit
+@triton.jit
 def _plain_dot(w, n, inputs, live, K: tl.constexpr, BM: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr):
     """w[n] @ inputs as fp32 [BM, BT]; inputs [BT] are pointers to rows."""
     at = tl.arange(0, BK)
@@ -49,7 +49,7 @@ def _plain_dot(w, n, inputs, live, K: tl.constexpr, BM: tl.constexpr, BT: tl.con
     return total
 
 
-@jit
+@triton.jit
 def _packed_dot(
     w, scales, n, inputs, live, K: tl.constexpr, BM: tl.constexpr, BT: tl.constexpr, PTX: tl.constexpr
 ):  # fmt: skip
@@ -71,7 +71,7 @@ def _packed_dot(
     return total * RESCALE
 
 
-@jit
+@triton.jit
 def _split_dot(
     w, scales, n, inputs, live, K: tl.constexpr, BM: tl.constexpr, BT: tl.constexpr, SPLIT: tl.constexpr,
     PTX: tl.constexpr,
@@ -102,7 +102,7 @@ def _split_dot(
     return tl.sum(total, 0) * RESCALE
 
 
-@jit
+@triton.jit
 def _dot(
     w, scales, expert, n, inputs, live, N: tl.constexpr, K: tl.constexpr, PACKED: tl.constexpr, PTX: tl.constexpr,
     BM: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
@@ -121,7 +121,7 @@ def _dot(
     return total
 
 
-@jit
+@triton.jit
 def gate_up(
     x, ids, experts, rows, w, scales, hidden, x_stride, ids_stride, beta, linear_beta,
     TOP_K: tl.constexpr, K: tl.constexpr, INNER: tl.constexpr, PACKED: tl.constexpr, DIRECT: tl.constexpr,
@@ -152,7 +152,7 @@ def gate_up(
     tl.store(place, value, live[None, :] & (column < INNER)[:, None])
 
 
-@jit
+@triton.jit
 def down(
     hidden, ids, experts, rows, weights, w, scales, out, ids_stride, weights_stride,
     TOP_K: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr, DIRECT: tl.constexpr,
@@ -175,7 +175,7 @@ def down(
     tl.store(place, total * weight[None, :], live[None, :] & (column < WIDTH)[:, None])
 
 
-@jit
+@triton.jit
 def combine(
     parts, ids, out, ids_stride, TOP_K: tl.constexpr, SLOTS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip

@@ -10,18 +10,17 @@ affects a number: every choice is a row of its own.
 
 from __future__ import annotations
 
+import triton
 import triton.language as tl
 
-from k3hal.backends.triton._jit import jit
 
-
-@jit
+@triton.jit
 def expert_of(ids, stride, choice, live, TOP_K: tl.constexpr):
     """The experts of choices, -1 for those that are not live."""
     return tl.load(ids + (choice // TOP_K).to(tl.int64) * stride + choice % TOP_K, live, -1)
 
 
-@jit
+@triton.jit
 def tiles_of_few(ids, experts, rows, stride, choices, TOP_K: tl.constexpr, BT: tl.constexpr, BLOCK: tl.constexpr):
     """A program a choice; every BT-th choice of an expert leads a tile, which has the choice's own number."""
     me = tl.program_id(0)
@@ -41,7 +40,7 @@ def tiles_of_few(ids, experts, rows, stride, choices, TOP_K: tl.constexpr, BT: t
     tl.store(rows + me * BT + slot, -1, (slot >= tl.sum(taken.to(tl.int32))) & (slot < size))
 
 
-@jit
+@triton.jit
 def count_choices(ids, counts, stride, choices, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
     """A program an expert: how many choices are its own."""
     me = tl.program_id(0)
@@ -52,7 +51,7 @@ def count_choices(ids, counts, stride, choices, TOP_K: tl.constexpr, BLOCK: tl.c
     tl.store(counts + me, tl.sum(total))
 
 
-@jit
+@triton.jit
 def tiles_of_many(
     ids, counts, experts, rows, stride, choices, tiles, EXPERTS: tl.constexpr, EXPERTS_BLOCK: tl.constexpr,
     TOP_K: tl.constexpr, BT: tl.constexpr, BLOCK: tl.constexpr,

@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
+import triton
 import triton.language as tl
 
-from k3hal.backends.triton._jit import jit
 
-
-@jit
+@triton.jit
 def fields(words, J: tl.constexpr):
     """Code J of each half of the words as bfloat16 bits: sign in bit 15, the rest in bits 8 to 6."""
     if J == 0:
@@ -24,7 +23,7 @@ def fields(words, J: tl.constexpr):
     return pairs
 
 
-@jit
+@triton.jit
 def columns(words, factors, J: tl.constexpr, PTX: tl.constexpr):
     """Columns 32 J to 32 J + 31 of a block as bfloat16 [.., 16, 2], times 2^-16; words [.., 16], factors [..].
 

@@ -7,11 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from k3hal.backends.triton._jit import jit
 from k3hal.backends.triton.kernels._activations import silu_mul, situ_mul
 
 
-@jit
+@triton.jit
 def _gated(x, out, x_stride, inner, beta, linear_beta, SITU: tl.constexpr, BLOCK: tl.constexpr):
     pieces = tl.cdiv(inner, BLOCK)
     row = (tl.program_id(0) // pieces).to(tl.int64)

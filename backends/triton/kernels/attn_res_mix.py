@@ -15,26 +15,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from k3hal.backends.triton._jit import jit
-
 MOST_HELD = 8
 """Stored blocks that `held` can keep beside the running sum: 9 rows of 7168 bfloat16 are 72 registers a thread."""
 HELD_WARPS = 16
 
 
-@jit
+@triton.jit
 def _add_pairs(a, b, c, d):
     return a + c, b + d
 
 
-@jit
+@triton.jit
 def _score(wide, key, dim, eps):
     """`sum_d V * rsqrt(mean V^2 + eps) * key`: both sums in one reduction."""
     square, product = tl.reduce((wide * wide, wide * key), 0, _add_pairs)
     return product / tl.sqrt_rn(square / dim + eps)
 
 
-@jit
+@triton.jit
 def _added(prefix, delta, at, live, RESET: tl.constexpr, ADD: tl.constexpr):
     """The running sum as it will be stored, and stored where it changes."""
     if ADD:
@@ -48,7 +46,7 @@ def _added(prefix, delta, at, live, RESET: tl.constexpr, ADD: tl.constexpr):
     return total
 
 
-@jit
+@triton.jit
 def _finish(mix, out_weight, out, at, live, dim, out_eps, NORM: tl.constexpr):
     mix = mix.to(out.dtype.element_ty)
     if NORM:
@@ -58,23 +56,23 @@ def _finish(mix, out_weight, out, at, live, dim, out_eps, NORM: tl.constexpr):
     tl.store(out + at, mix, live)
 
 
-@jit
+@triton.jit
 def _words(row):
     return row.to(tl.pointer_type(tl.int32), bitcast=True)
 
 
-@jit
+@triton.jit
 def _low(word):
     """The first of the two bfloat16 in a word. Kept apart, each would take a register of its own."""
     return (word << 16).to(tl.float32, bitcast=True)
 
 
-@jit
+@triton.jit
 def _high(word):
     return (word & -65536).to(tl.float32, bitcast=True)
 
 
-@jit
+@triton.jit
 def _rounded(low, high):
     """A word of two bfloat16."""
     bottom = low.to(tl.bfloat16).to(tl.uint16, bitcast=True).to(tl.uint32)
@@ -82,14 +80,14 @@ def _rounded(low, high):
     return ((top << 16) | bottom).to(tl.int32, bitcast=True)
 
 
-@jit
+@triton.jit
 def _score_pairs(word, key_low, key_high, dim, eps):
     low, high = _low(word), _high(word)
     square, product = tl.reduce((low * low + high * high, low * key_low + high * key_high), 0, _add_pairs)
     return product / tl.sqrt_rn(square / dim + eps)
 
 
-@jit
+@triton.jit
 def _held(
     prefix, delta, blocks, key_weight, out_weight, out, prefix_stride, delta_stride, block_stride, row_stride, dim, eps,
     out_eps, COUNT: tl.constexpr, RESET: tl.constexpr, ADD: tl.constexpr, STORE: tl.constexpr, NORM: tl.constexpr,
@@ -138,7 +136,7 @@ def _held(
     tl.store(_words(out + row * dim) + pair, mix, live)
 
 
-@jit
+@triton.jit
 def _streamed(
     prefix, delta, blocks, key_weight, out_weight, out, prefix_stride, delta_stride, block_stride, row_stride, dim, eps,
     out_eps, count, RESET: tl.constexpr, ADD: tl.constexpr, STORE: tl.constexpr, NORM: tl.constexpr,

@@ -11,14 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from k3hal.backends.triton._jit import jit
-
 MOST_HELD = 128
 """Pages that one program holds a piece of."""
 _WORDS = ((8, torch.int64), (4, torch.int32), (2, torch.int16))
 
 
-@jit
+@triton.jit
 def _copy(
     source, target, src, dst, source_stride, target_stride, count, words, BY_SRC: tl.constexpr, BY_DST: tl.constexpr,
     PAGES: tl.constexpr, BLOCK: tl.constexpr,

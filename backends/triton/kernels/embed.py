@@ -7,10 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from k3hal.backends.triton._jit import jit
 
-
-@jit
+@triton.jit
 def _embed(ids, weight, out, id_stride, weight_stride, dim, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

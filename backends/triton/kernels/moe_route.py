@@ -10,10 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from k3hal.backends.triton._jit import jit
 
-
-@jit
+@triton.jit
 def _route(
     logits, bias, weights, ids, logits_stride, experts, scale,
     TOP_K: tl.constexpr, SLOTS: tl.constexpr, RENORMALIZE: tl.constexpr, BLOCK: tl.constexpr,

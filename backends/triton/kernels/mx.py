@@ -7,21 +7,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from k3hal.backends.triton._jit import jit
 from k3hal.dispatch.ops.mx_dequantize import GROUP
 
 GROUPS = 32
 """Groups a program."""
 
 
-@jit
+@triton.jit
 def _power(exponent):
     """2^exponent as fp32, for exponents from -127 to 127."""
     bits = tl.where(exponent == -127, 0x00400000, (exponent + 127) << 23)
     return bits.to(tl.int32).to(tl.float32, bitcast=True)
 
 
-@jit
+@triton.jit
 def _dequantize(packed, scales, out, groups, GROUPS: tl.constexpr):
     group = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
     live = group < groups
@@ -36,7 +35,7 @@ def _dequantize(packed, scales, out, groups, GROUPS: tl.constexpr):
     tl.store(out + group[:, None] * 32 + tl.arange(0, 32)[None, :], number.to(out.dtype.element_ty), live[:, None])
 
 
-@jit
+@triton.jit
 def _quantize(x, packed, scales, groups, GROUPS: tl.constexpr):
     group = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
     live = group < groups

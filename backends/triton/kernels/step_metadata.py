@@ -10,13 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from k3hal.backends.triton._jit import jit
-
 BLOCK = 512
 MOST_PIECES = 16
 
 
-@jit
+@triton.jit
 def _step_metadata(
     context_lens, new_lens, page_table, positions, kv_rows, cu_seqlens, seq_lens, context_stride, new_stride,
     table_stride, entry_stride, count, num_tokens, PAGE_TOKENS: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
