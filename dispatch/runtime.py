@@ -115,6 +115,20 @@ class DeviceRuntime(Protocol):
         ...
 
 
+def process_group(ranks: Sequence[int], transport: str) -> Any:
+    """`DeviceRuntime.new_group` over torch.distributed; `transport` is its name for what carries the messages."""
+    if len(ranks) == 1:
+        return None
+    import torch
+
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        raise UnsupportedError(
+            f"a group of {len(ranks)} ranks needs torch.distributed, which is not initialised",
+            hint="start one process per rank with torchrun",
+        )
+    return torch.distributed.new_group(list(ranks), backend=transport)
+
+
 def runtime_for(device: DeviceDescription, registry: Registry | None = None) -> DeviceRuntime:
     """The runtime of a present device, from the backend of its vendor with the highest priority that has one.
 

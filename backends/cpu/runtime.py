@@ -14,7 +14,7 @@ from k3hal.backends.cpu._huge_pages import map_bytes
 from k3hal.dispatch.device import DeviceDescription
 from k3hal.dispatch.errors import CapacityError, UnsupportedError
 from k3hal.dispatch.host import host_memory
-from k3hal.dispatch.runtime import Event, MemoryFigures, Stream
+from k3hal.dispatch.runtime import Event, MemoryFigures, Stream, process_group
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +90,7 @@ class CpuRuntime:
         raise UnsupportedError("a CPU captures no graphs", hint="run the work directly")
 
     def new_group(self, ranks: Sequence[int]) -> Any:
-        if len(ranks) == 1:
-            return None
-        if not torch.distributed.is_available() or not torch.distributed.is_initialized():
-            raise UnsupportedError(
-                f"a group of {len(ranks)} ranks needs torch.distributed, which is not initialised",
-                hint="start one process per rank with torchrun",
-            )
-        return torch.distributed.new_group(list(ranks), backend="gloo")
+        return process_group(ranks, "gloo")
 
     def generator(self, seed: int) -> torch.Generator:
         return torch.Generator(device="cpu").manual_seed(seed)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from k3hal.dispatch.device import DeviceDescription
-from k3hal.dispatch.errors import CapacityError, UnsupportedError
-from k3hal.dispatch.runtime import Event, MemoryFigures, Stream
+from k3hal.dispatch.errors import CapacityError
+from k3hal.dispatch.runtime import Event, MemoryFigures, Stream, process_group
 
 _MILLISECOND = 1e-3
 
@@ -99,14 +99,7 @@ class CudaRuntime:
         return graph
 
     def new_group(self, ranks: Sequence[int]) -> Any:
-        if len(ranks) == 1:
-            return None
-        if not torch.distributed.is_available() or not torch.distributed.is_initialized():
-            raise UnsupportedError(
-                f"a group of {len(ranks)} ranks needs torch.distributed, which is not initialised",
-                hint="start one process per rank with torchrun",
-            )
-        return torch.distributed.new_group(list(ranks), backend="nccl")
+        return process_group(ranks, "nccl")
 
     def generator(self, seed: int) -> torch.Generator:
         return torch.Generator(device=self._torch_device).manual_seed(seed)
