@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import mmap
 import warnings
 from collections.abc import Callable
@@ -168,7 +170,7 @@ class WeightReader:
         return self._files[shard]
 
     def _release(self, nbytes: int) -> None:
-        """Give back the files' pages after every block.
+        """Give back the files' pages, and what turning tensors into a provider's layout left free, after every block.
 
         Whole mappings are released, not the bytes just read: the kernel maps neighbours of a page that faults, so
         pages released one tensor at a time would come back.
@@ -177,6 +179,7 @@ class WeightReader:
         if self._unreleased >= _BLOCK_BYTES:
             for file in self._files.values():
                 file.mapping.madvise(mmap.MADV_DONTNEED)
+            _trim()(0)
             self._unreleased = 0
 
     def _report(self, nbytes: int) -> None:
@@ -194,3 +197,9 @@ def _map_file(path: Path) -> _MappedFile:
         # torch warns that the buffer is read-only; every use here is a copy out of it.
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
         return _MappedFile(mapping, torch.frombuffer(mapping, dtype=torch.uint8))
+
+
+@functools.cache
+def _trim() -> Callable[[int], int]:
+    """glibc keeps freed blocks of up to 32 MiB, a third of a small model; other libraries return them."""
+    return getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)
