@@ -21,7 +21,7 @@ SampleNames = Annotated[
 ]
 Tags = Annotated[
     list[str] | None,
-    typer.Option("--tag", metavar="TAG", help="Only samples with a tag: tiny, edge, adversarial, k3, device."),
+    typer.Option("--tag", metavar="TAG", help="Only samples with a tag: tiny, edge, adversarial, k3, device, bench."),
 ]
 DTypes = Annotated[
     list[str] | None, typer.Option("--dtype", metavar="float32|bfloat16", help="Only samples of this dtype.")
