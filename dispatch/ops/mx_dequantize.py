@@ -38,7 +38,7 @@ def mx_dequantize(packed: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 def random_codes(g: torch.Generator, *shape: int, low: int = 118, high: int = 124) -> tuple[Tensor, Tensor]:
     """Random codes for values of `shape` and scales in [low, high).
 
-    Of more than `MOST_DRAWN` values the first axis repeats, each repetition with other bits flipped: still random codes.
+    Of more than `MOST_DRAWN` values the first axis repeats, each repetition with other bits flipped: random still.
     """
     scales = torch.randint(low, high, (*shape[:-1], shape[-1] // GROUP), dtype=torch.uint8, generator=g)
     bytes_shape, drawn = (*shape[:-1], shape[-1] // 2), max(1, MOST_DRAWN // max(1, prod(shape[1:])))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from k3hal.debug.bench import Ceilings, Timing
+from k3hal.debug.bench import Timing
+from k3hal.debug.ceilings import Ceilings
 from k3hal.errors import InputError, UnsupportedError
 
 
