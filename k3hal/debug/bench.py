@@ -142,7 +142,9 @@ class CaseBench:
         if stale:
             wrong = replace(timing.verdict, status="Fail", problems=(*timing.verdict.problems, stale))
             return replace(timing, verdict=wrong)
-        measured = {name: getattr(times, name) for name in ("seconds", "spread", "in_a_row", "method", "why")}
+        measured: dict[str, Any] = {
+            name: getattr(times, name) for name in ("seconds", "spread", "in_a_row", "method", "why")
+        }
         timing = replace(timing, **measured, cache=self._cache)
         return replace(timing, copies=len(rotated.calls), rotated_bytes=rotated.rotated_bytes)
 
