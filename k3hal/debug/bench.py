@@ -92,7 +92,8 @@ class CaseBench:
     """
 
     def __init__(self, case: Case, device: DeviceDescription, budget: float, cache: Cache) -> None:
-        self._runtime, self._device, self._budget, self._cache = runtime_for(device), device, budget, cache
+        self._runtime, self._device, self._budget = runtime_for(device), device, budget
+        self._cache: Cache = cache
         self._cost = get_operator(case.op).cost(**case.args)
         # Ties are settled on the host.
         large = {"k3", TOO_LARGE} & case.tags and get_operator(case.op).settle_ties is None

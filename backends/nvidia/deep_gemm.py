@@ -1,0 +1,70 @@
+"""Routed experts with plain weights by DeepGEMM's grouped products.
+
+Its products with fp4 weights take activations in fp8, which no operator here allows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from k3hal.backends.nvidia._library import PRIORITY, Function, unless, usable
+from k3hal.backends.nvidia._rows import Grouped
+from k3hal.dispatch import Answer, Call, Needs, provides
+from k3hal.dispatch.ops._experts import gated
+
+NEEDS = Needs(packages={"sgl-deep-gemm": ">=0.1.7,<0.3"}, dtypes=("bfloat16",), arch=("sm_90", "sm_100", "sm_103"))
+ALIGNMENT = Function("deep_gemm", "get_mk_alignment_for_contiguous_layout", (), "sgl-deep-gemm 0.1.7")
+PRODUCT = Function(
+    "deep_gemm",
+    "m_grouped_bf16_gemm_nt_contiguous",
+    (
+        "a", "b", "d", "grouped_layout", "compiled_dims", "use_psum_layout", "ensure_zero_padding",
+        "expected_m_for_psum_layout",
+    ),
+    "sgl-deep-gemm 0.1.7",
+)  # fmt: skip
+_MULTIPLE = 64
+
+
+def _supports(call: Call) -> Answer:
+    sizes = {name: int(call.dims.get(name) or _MULTIPLE) for name in ("hidden", "intermediate")}
+    odd = [f"needs {name} a multiple of {_MULTIPLE}, this is {n}" for name, n in sizes.items() if n % _MULTIPLE]
+    return usable(call, (ALIGNMENT, PRODUCT), *odd, unless(call.dims.get("activation") != "none", "no activation"))
+
+
+# It compiles for a shape when it first meets it.
+@provides("moe_experts", name="deep_gemm", needs=NEEDS, supports=_supports, priority=PRIORITY)
+def moe_experts(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    activation: str,
+    beta: float,
+    linear_beta: float,
+) -> Tensor:
+    """See the operator. Each expert's rows begin at a multiple of the library's tile; a row of -1 is of none."""
+    (tokens, choices), experts = ids.shape, w13.shape[0]
+    if tokens == 0:
+        return torch.zeros_like(x)
+    tile = int(ALIGNMENT())
+    grouped = Grouped.of(ids, experts)
+    tiles = (grouped.counts + tile - 1) // tile * tile
+    starts = torch.cat((tiles.cumsum(0) - tiles, tiles.sum().view(1)))
+    before = torch.cat((grouped.counts.cumsum(0) - grouped.counts, grouped.counts.sum().view(1)))
+    place = torch.arange(tokens * choices, device=x.device) - before[grouped.expert] + starts[grouped.expert]
+    # No more tiles than choices, nor than full ones and one begun by each expert; and one for choices of no expert.
+    most = min(tokens * choices, tokens * choices // tile + experts) * tile + tokens * choices
+    most = -(-most // tile) * tile
+    layout = torch.full((most,), -1, dtype=torch.int32, device=x.device)
+    layout[place] = torch.where(grouped.expert < experts, grouped.expert, -1).int()
+    rows = x.new_zeros(most, x.shape[1])
+    rows[place] = torch.where((grouped.expert < experts).unsqueeze(-1), x[grouped.order // choices], 0.0)
+    hidden = x.new_empty(most, w13.shape[1])
+    PRODUCT(a=rows, b=w13, d=hidden, grouped_layout=layout)
+    acted = gated(hidden.float(), activation, beta, linear_beta).to(x.dtype)
+    out = x.new_empty(most, w2.shape[1])
+    PRODUCT(a=acted, b=w2, d=out, grouped_layout=layout)
+    return grouped.combined(out[place], ids, weights, x.dtype)

@@ -1,0 +1,174 @@
+"""Adapters of vendor libraries: they give the operator's answer from what the library's signature says it does, they
+say why not, and what is recorded of a signature is so in the source that is here."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from k3hal.backends.nvidia._library import Function, lacks, loaded
+from k3hal.debug.case import sample_case, samples_of
+from k3hal.debug.check import check
+from k3hal.debug.target import Target
+from k3hal.dispatch.call import Call
+from k3hal.dispatch.describe import describe
+from k3hal.dispatch.errors import BackendError, UnsupportedError
+from k3hal.dispatch.operator import Sample
+from k3hal.dispatch.provider import Provider
+from k3hal.dispatch.registry import default_registry, get_operator
+
+from .vendor_fakes import FAKES, installed
+
+ADAPTERS = {
+    ("kda_recurrent", "fla"), ("kda_chunk", "fla"), ("kda_prefill", "flash_kda"), ("mla_decode", "flash_mla"),
+    ("mla_decode", "flashinfer"), ("moe_experts", "deep_gemm"), ("moe_experts_mxfp4", "triton_kernels"),
+}  # fmt: skip
+PACKAGES = {
+    "fla-core": "0.6.0", "triton": "3.6.0", "flash-kda": "0.1.0", "cuda": "13.0", "flash-mla": "1.0.0",
+    "flashinfer-python": "0.7.2.post1", "sgl-deep-gemm": "0.1.7", "triton-kernels": "1.0.0",
+}  # fmt: skip
+
+
+def _provider(op: str, name: str) -> Provider:
+    return next(p for p in default_registry().of(op) if p.id == f"nvidia.{name}")
+
+
+def _taken(op: str, sample: Sample) -> bool:
+    """bf16 samples that no adapter says No to but for their sizes."""
+    bounded = op != "kda_prefill" or bool(sample.dims.get("bounded"))
+    return sample.dtype == "bfloat16" and bounded and sample.dims.get("kv_dtype", "bfloat16") == "bfloat16"
+
+
+CASES = [
+    pytest.param(op, name, sample, id=f"{op}-{name}-{sample.name}")
+    for op, name in sorted(ADAPTERS)
+    for sample in samples_of(get_operator(op), tags=("tiny", "edge", "adversarial"))
+    if _taken(op, sample)
+]
+
+
+@pytest.fixture
+def libraries() -> Iterator[list[dict[str, Any]]]:
+    with installed(FAKES) as calls:
+        yield calls
+
+
+@pytest.mark.parametrize(("op", "name", "sample"), CASES)
+def test_an_adapter_gives_the_operators_answer(libraries: list[Any], op: str, name: str, sample: Sample) -> None:
+    case = sample_case(get_operator(op), sample)
+    verdict = check(case, Target.of(_provider(op, name)))
+    # The floors are for one rounding; between a library's kernels there are more.
+    assert verdict.ok or all("times the CPU provider's" in reason for reason in verdict.reasons), verdict.reasons
+    assert libraries or not case.args["ids"].numel(), "the library was not called"
+
+
+def _on(device: str, op: str, **dims: Any) -> Call:
+    machine = replace(describe(device), packages=PACKAGES)
+    sizes = {"head_dim": 128, "heads": 12, "bounded": True, "hidden": 3584, "intermediate": 384, "page_tokens": 64}
+    return Call(op, machine, "bfloat16", "any", {**sizes, "kv_dtype": "bfloat16", **dims})
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "device", "dims", "reason"),
+    [
+        ("kda_chunk", "fla", "h200", {}, ""),
+        ("kda_chunk", "fla", "h200", {"head_dim": 96}, "needs head_dim a power of two up to 256, this is 96"),
+        ("kda_prefill", "flash_kda", "h200", {}, ""),
+        ("kda_prefill", "flash_kda", "h200", {"head_dim": 64}, "needs head_dim 128, this is 64"),
+        ("kda_prefill", "flash_kda", "h200", {"bounded": False}, "needs a bounded gate"),
+        ("mla_decode", "flash_mla", "h200", {}, ""),
+        ("mla_decode", "flash_mla", "b200", {}, "needs arch sm_90, this is sm_100"),
+        ("mla_decode", "flash_mla", "h200", {"page_tokens": 128}, "needs page_tokens 64, this is 128"),
+        ("mla_decode", "flash_mla", "h200", {"kv_dtype": "float8_e4m3fn"}, "needs kv_dtype bfloat16"),
+        ("mla_decode", "flash_mla", "h200", {"kv_lora": 256}, "needs kv_lora 512 and rope_dim 64"),
+        ("mla_decode", "flashinfer", "b200", {}, ""),
+        ("mla_decode", "flashinfer", "b200", {"heads": 96}, "needs heads a multiple of 64, these are 96"),
+        ("mla_decode", "flashinfer", "b200", {"kv_dtype": "float8_e4m3fn"}, "needs kv_dtype bfloat16"),
+        ("mla_decode", "flashinfer", "h200", {}, "needs arch sm_100/sm_103, this is sm_90"),
+        ("moe_experts", "deep_gemm", "h200", {}, ""),
+        ("moe_experts", "deep_gemm", "h200", {"intermediate": 96}, "needs intermediate a multiple of 64, this is 96"),
+        ("moe_experts_mxfp4", "triton_kernels", "h200", {}, ""),
+    ],
+)
+def test_what_an_adapter_takes_and_why_not(op: str, name: str, device: str, dims: dict[str, Any], reason: str) -> None:
+    said = _provider(op, name).answer(_on(device, op, **dims))
+    assert bool(said) == (not reason), said
+    assert not reason or any(reason in one for one in getattr(said, "reasons", ())), said
+
+
+@pytest.mark.parametrize(("op", "name"), sorted(ADAPTERS))
+def test_a_missing_or_foreign_package_is_named(op: str, name: str) -> None:
+    provider, call = _provider(op, name), _on("b200" if name == "flashinfer" else "h200", op)
+    package = next(iter(provider.needs.packages))
+    without = replace(call, device=replace(call.device, packages={}))
+    assert any(f"needs package {package}" in reason for reason in getattr(provider.answer(without), "reasons", ()))
+    if provider.needs.packages[package]:
+        old = replace(call, device=replace(call.device, packages={**PACKAGES, package: "0.1.0"}))
+        assert any("installed is 0.1.0" in reason for reason in getattr(provider.answer(old), "reasons", ()))
+
+
+def test_a_library_that_does_not_load_is_a_reason_where_it_would_run() -> None:
+    call = _on("h200", "kda_chunk")
+    here = replace(call, device=replace(call.device, present=True))
+    loaded.cache_clear()
+    said = _provider("kda_chunk", "fla").answer(here)
+    if importlib.util.find_spec("fla") is None:
+        assert any("cannot be loaded: ModuleNotFoundError" in reason for reason in getattr(said, "reasons", ()))
+    with installed(FAKES):
+        assert _provider("kda_chunk", "fla").answer(here)
+
+
+def test_a_signature_that_has_moved_on_is_refused_with_what_it_lacks() -> None:
+    def chunk_kda(q: Any, k: Any, transpose_state_layout: bool = False) -> None:
+        """As in an older release."""
+
+    function = next(f for f in FAKES if f.name == "chunk_kda")
+    assert "state_v_first" in lacks(function, chunk_kda)
+    older = replace(function, parameters=("q", "k"))
+    refusal = r"fla\.ops\.kda\.chunk\.chunk_kda has no v, .*fla-core 0\.6\.0 has"
+    with installed({older: lambda **_: None}), pytest.raises(BackendError, match=refusal):
+        function(q=1)
+
+
+def test_flash_kda_refuses_bounds_below_its_own(libraries: list[Any]) -> None:
+    sample = next(s for s in samples_of(get_operator("kda_prefill"), dtypes=("bfloat16",)))
+    args = {**sample_case(get_operator("kda_prefill"), sample).args, "lower_bound": -6.0}
+    with pytest.raises(UnsupportedError, match="takes bounds from -5 on"):
+        _provider("kda_prefill", "flash_kda").fn(**args)
+    assert not libraries
+
+
+@pytest.mark.parametrize("function", FAKES, ids=lambda f: f"{f.module}.{f.name}")
+def test_recorded_signatures_are_those_of_the_source(function: Function) -> None:
+    """Of the source that is here, without running it."""
+    top = importlib.util.find_spec(function.module.partition(".")[0])
+    if top is None or not top.submodule_search_locations:
+        pytest.skip(f"{function.module.partition('.')[0]} is not here: its source cannot be read")
+    found = [
+        parameters for folder in top.submodule_search_locations for parameters in _signatures(Path(folder), function)
+    ]
+    if not found:
+        pytest.skip(f"{function.name} is made by compiled code: it has no signature to read")
+    assert any(set(function.parameters) <= set(parameters) for parameters in found), found
+
+
+def _signatures(folder: Path, function: Function) -> Iterator[list[str]]:
+    """The parameters of functions (or the fields of classes) of that name in a package's files, those of its module and
+    the ones below it."""
+    parts = function.module.split(".")[1:]
+    module = folder.joinpath(*parts)
+    files = [module.with_suffix(".py")] if module.with_suffix(".py").is_file() else sorted(module.glob("*.py"))
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef) and node.name == function.name:
+                yield [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            if isinstance(node, ast.ClassDef) and node.name == function.name:
+                yield [
+                    n.target.id for n in node.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
+                ]
