@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,6 +33,25 @@ class Execution:
     aliases: Mapping[str, str]
     dense: frozenset[str]
     returned: Mapping[str, Tensor]
+
+
+@dataclass(slots=True)
+class Calls:
+    """Calls of one target that make up one check: each gives its outputs, `problems` what any of them did wrong."""
+
+    operator: Operator
+    target: Target
+    problems: list[str] = field(default_factory=list)
+
+    def __call__(self, args: Mapping[str, Any]) -> dict[str, Tensor]:
+        """`execute`'s outputs."""
+        run = execute(self.operator, self.target, args)
+        self.note(run.problems)
+        return run.outputs
+
+    def note(self, problems: Iterable[str]) -> None:
+        """Remember problems, each once."""
+        self.problems += [problem for problem in problems if problem not in self.problems]
 
 
 def execute(operator: Operator, target: Target, args: Mapping[str, Any], *, poisoned: bool = True) -> Execution:
