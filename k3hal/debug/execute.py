@@ -60,7 +60,8 @@ def execute(operator: Operator, target: Target, args: Mapping[str, Any], *, pois
     as `contained` has it.
 
     Copies keep strides, offsets and shared memory, and stand between canaries; with `poisoned` uninitialised memory
-    is NaN. After a call that left threads running what it gave and touched is looked at once more, a moment later. `seconds` is one cold call and no measurement of speed.
+    is NaN. After a call that left threads running what it gave and touched is looked at
+    again, a moment later. `seconds` is one cold call and no measurement of speed.
     """
     copy, threads = GuardedCopy(args, target.device), thread_ids()
     call = dict(copy.args)

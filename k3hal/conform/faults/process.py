@@ -1,4 +1,4 @@
-"""Faults of any provider's Python: another structure returned, global state changed, threads left to write, the process left."""
+"""Faults of any provider's Python: another structure returned, global state changed, late threads, the process left."""
 
 from __future__ import annotations
 
