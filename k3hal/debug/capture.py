@@ -58,21 +58,31 @@ class Site:
         self.rewrites = bool(self._rewritten)
         index = _index_of(self.op) if self.rewrites else None
         self._index = None if index is None else (order.index(index), index)
+        self.rewritten_caches = tuple((place.layer, name) for _, name in self._rewritten)
         self._buffers: dict[str, Tensor] = {}
 
     def named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """A call's arguments by name, defaults filled in."""
         return {**self._defaults, **dict(zip(self._defaults, args, strict=False)), **kwargs}
 
+    @property
+    def index_name(self) -> str:
+        """The argument that says which cache rows a call rewrites; empty where arguments are rewritten whole."""
+        return "" if self._index is None else self._index[1]
+
+    def index(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+        """The cache rows a call rewrites; None where arguments are rewritten whole."""
+        if self._index is None:
+            return None
+        at, name = self._index
+        return args[at] if at < len(args) else kwargs[name]
+
     def mutated_rows(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
         """Copies of what a call is about to overwrite and also reads, as little as possible.
 
         They are good until the site's next call: fresh memory for every call would cost more than the copy.
         """
-        index = None
-        if self._index is not None:
-            at, name = self._index
-            index = args[at] if at < len(args) else kwargs[name]
+        index = self.index(args, kwargs)
         out = {}
         for at, name in self._rewritten:
             value = args[at] if at < len(args) else kwargs.get(name)

@@ -16,6 +16,7 @@ from k3hal.debug.case_file import save_case
 from k3hal.debug.dump_spec import DumpSpec
 from k3hal.debug.golden import golden
 from k3hal.debug.judge import judge
+from k3hal.debug.state_trail import Rewriters, StateTrail
 from k3hal.dispatch.observe import Place
 from k3hal.dispatch.select import Decision
 
@@ -45,14 +46,17 @@ class Recorder:
         self._weights = Weights()
         self._last_join: Any = None
         self._joins = 0
-        self._pending: list[tuple[Site, Any, Any, Mapping[str, Tensor], Any]] = []
+        self._rewriters = Rewriters()
+        self._pending: list[tuple[Site, Any, Any, Mapping[str, Tensor] | tuple[StateTrail, int], Any]] = []
 
     def bound(self, place: Place, decision: Decision, fn: Callable[..., Any]) -> Callable[..., Any]:
         op = decision.call.op
         if self.spec.covers(op):
             fn = self._watched(Site(place, decision, self._weights), fn)
-        elif self.spec.when == "nonfinite" and op == place.op and place.layer is None and op in JOINS:
-            fn = self._join(fn)
+        elif self.spec.when == "nonfinite":
+            if op == place.op and place.layer is None and op in JOINS:
+                fn = self._join(fn)
+            fn = self._unrecorded(Site(place, decision, self._weights), fn)
         return self._counted(fn) if op == place.op == "step_metadata" else fn
 
     def prepared(self, place: Place, decision: Decision, given: Mapping[str, Any], prepared: Mapping[str, Any]) -> None:
@@ -100,6 +104,8 @@ class Recorder:
     def _nonfinite(self, site: Site, fn: Callable[..., Any]) -> Callable[..., Any]:
         if site.decision.composed and all(map(self.spec.covers, site.decision.parts)):
             return fn  # its parts are watched, and name the fault more closely
+        if site.index_name and site.place.phase == "decode" and not site.decision.composed:
+            return self._decoding(site, fn)
         pending, joins = self._pending, _is_join(site)
 
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -109,6 +115,7 @@ class Recorder:
 
         def watched_with_state(*args: Any, **kwargs: Any) -> Any:
             before = site.mutated_rows(args, kwargs)
+            self._rewritten(site)
             returned = fn(*args, **kwargs)
             pending.append((site, args, kwargs, before, returned))
             if joins:
@@ -116,6 +123,35 @@ class Recorder:
             return returned
 
         return watched_with_state if site.rewrites else watched
+
+    def _decoding(self, site: Site, fn: Callable[..., Any]) -> Callable[..., Any]:
+        trail = StateTrail(site, fn, self._rewriters)
+        pending = self._pending
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            number = trail.add(args, kwargs, self.step)
+            returned = fn(*args, **kwargs)
+            pending.append((site, args, kwargs, (trail, number), returned))
+            return returned
+
+        return watched
+
+    def _unrecorded(self, site: Site, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Not recorded, but what it rewrites may be what a recorded call finds."""
+        if not site.rewrites:
+            return fn
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self._rewritten(site)
+            return fn(*args, **kwargs)
+
+        return watched
+
+    def _rewritten(self, site: Site) -> None:
+        if site.op == "copy_pages":
+            self._rewriters.forget()
+        else:
+            self._rewriters.claim(site)
 
     def _join(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """A join of the residual stream that is not itself recorded, but looked at."""
@@ -140,13 +176,27 @@ class Recorder:
         answer and costs a fraction of looking at every call.
         """
         if not all_finite(self._last_join) and self._first_of_step():
-            for site, args, kwargs, before, result in self._pending:
-                if not all_finite(result):
-                    named = site.named(args, kwargs)
-                    self._write(site.case(named, self._origin(), before), site.outputs(result, named))
+            for call in self._pending:
+                if not all_finite(call[-1]):
+                    self._fired(*call)
                     break
         self._pending.clear()
         self._last_join = None
+
+    def _fired(
+        self, site: Site, args: Any, kwargs: Any, found: Mapping[str, Tensor] | tuple[StateTrail, int], returned: Any
+    ) -> None:
+        origin = self._origin()
+        if isinstance(found, tuple):
+            trail, number = found
+            found, repeats = trail.before(number, returned)
+            origin["repeats"] = repeats
+            if not repeats:
+                logger.warning(
+                    "%s gave something else when run again: its recorded state may not be what it was", site.op
+                )
+        named = site.named(args, kwargs)
+        self._write(site.case(named, origin, found), site.outputs(returned, named))
 
     def _diverge(self, site: Site, fn: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any, **kwargs: Any) -> Any:
