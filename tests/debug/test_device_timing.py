@@ -10,6 +10,7 @@ import pytest
 from k3hal.debug import bench, graph
 from k3hal.debug.bench import Ceilings, bench_cases
 from k3hal.debug.device_timing import IN_A_ROW, LEAST, MOST, replayable, time_on_device
+from k3hal.debug.execute import Calls
 from k3hal.debug.target import Target
 from k3hal.debug.verdict import Verdict
 from k3hal.dispatch.probe import probe
@@ -89,4 +90,4 @@ def test_replay_is_not_asked_of_what_is_not_graph_safe(case_of: Any, monkeypatch
     case = case_of("rms_norm", "plain", "float32")
     monkeypatch.setattr(graph, "runtime_for", lambda _: _device())
     never = Target("rms_norm", "fake.rows", lambda **_: pytest.fail("it was run"))
-    assert graph.replayed(get_operator("rms_norm"), case, never) == []
+    assert graph.replayed(Calls(get_operator("rms_norm"), never), case) == []
