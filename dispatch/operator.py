@@ -29,7 +29,8 @@ class Sample:
     """One input set of an operator. `make` builds the keyword arguments on CPU from a seeded generator.
 
     Tags: `tiny` (runs everywhere, also under an interpreter), `edge` (tile edges and awkward counts), `adversarial`
-    (extreme values, collisions, empty sequences), `k3` (a full-size per-rank shape), `device` (too large for CPU);
+    (extreme values, collisions, empty sequences), `k3` (a full-size per-rank shape), `device` (too large for CPU), with
+    it `bench` (there to be timed, never part of a conformance run);
     besides these `must` (finds what no other sample does, so it is always of the must-pass subset).
     """
 

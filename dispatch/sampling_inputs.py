@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
+from math import prod
 
 import torch
 from torch import Generator, Tensor
@@ -25,9 +26,30 @@ RAGGED: Mapping[str, tuple[int, ...]] = {
 """Sequence lengths of packed batches, by what they try."""
 
 
+MOST_DRAWN = 1 << 26
+"""Elements drawn for one tensor: drawing takes one core, 5 ns each."""
+
+
 def randn(gen: Generator, *shape: int, dtype: str = "float32", scale: float = 1.0) -> Tensor:
-    """Normal values times `scale`, drawn in fp32 and cast, so that one seed gives one set of values in every dtype."""
-    return (torch.randn(shape, generator=gen) * scale).to(DTYPES[dtype])
+    """Normal values times `scale`, drawn in fp32 and cast, so that one seed gives one set of values in every dtype.
+
+    Of more than `MOST_DRAWN` elements the vectors on the last axis repeat, each time scaled by another factor.
+    """
+    if prod(shape) <= MOST_DRAWN:
+        return (torch.randn(shape, generator=gen) * scale).to(DTYPES[dtype])
+    drawn = (torch.randn(MOST_DRAWN // shape[-1], shape[-1], generator=gen) * scale).to(DTYPES[dtype])
+    return repeated(gen, drawn, prod(shape[:-1])).view(shape)
+
+
+def repeated(gen: Generator, rows: Tensor, count: int) -> Tensor:
+    """`count` rows in the dtype of `rows` [R, ...], which repeat; row i is times a factor in [0.5, 1.5) of its own, so
+    that no two are equal and one taken for another shows."""
+    factors = (0.5 + torch.rand(count, generator=gen)).to(rows.dtype)
+    out = torch.empty(count, *rows.shape[1:], dtype=rows.dtype)
+    for first in range(0, count, len(rows)):
+        part = out[first : first + len(rows)]
+        torch.mul(rows[: len(part)], factors[first : first + len(part)].view(-1, *[1] * (rows.ndim - 1)), out=part)
+    return out
 
 
 def spread(x: Tensor, gap: int = 16) -> Tensor:

@@ -186,7 +186,7 @@ def compare(actual: Tensor, golden: Tensor, head: int = 0) -> Comparison:
     odd = (torch.where(finite, 0.0, value.to(actual.dtype).double()) for value in (a, golden))
     if not torch.equal(*(value.nan_to_num(0.0) for value in odd)):
         return Comparison(math.inf, math.inf, math.inf, "NaN and the infinities differ from the golden's")
-    zero = torch.zeros((), dtype=torch.float64)
+    zero = torch.zeros((), dtype=torch.float64, device=g.device)
     error, g = torch.where(finite, a - g, zero), torch.where(finite, g, zero)
     rms = float(g.square().mean().sqrt())
     if rms == 0.0:

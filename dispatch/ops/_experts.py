@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,6 +104,12 @@ ROUTINGS = (
     Routing("k3_ep8", 129, 112, 16, 3584, 3072, "bfloat16", ("k3", "device"), kind="negative"),
 )
 
+BENCH_ROUTINGS = (
+    *(Routing(f"bench_tp8_{t}", t, 896, 16, 3584, 384, "bfloat16", ("device", "bench")) for t in (1, 8, 64, 512, 4096)),
+    *(Routing(f"bench_ep8_{t}", t, 112, 16, 3584, 3072, "bfloat16", ("device", "bench")) for t in (8, 64, 4096)),
+)
+"""Kimi K3 on a rank of eight: a slice of each expert, and an eighth of the experts, whose tokens choose among them."""
+
 
 def routed_inputs(g: torch.Generator, r: Routing) -> dict[str, Any]:
     """x, ids and weights of a sample. A row whose every id is negative is padding: its x and weights are NaN."""
@@ -126,13 +132,15 @@ def activation_arguments(r: Routing) -> dict[str, Any]:
     return {"activation": r.activation, "beta": 3.0 if r.loud else 4.0, "linear_beta": 9.0 if r.loud else 25.0}
 
 
-def routing_samples(weights: Callable[[torch.Generator, Routing], dict[str, Any]]) -> Iterator[Sample]:
+def routing_samples(
+    weights: Callable[[torch.Generator, Routing], dict[str, Any]], routings: Iterable[Routing] = ROUTINGS
+) -> Iterator[Sample]:
     """Every routing, with the weights one format makes for it."""
 
     def maker(r: Routing) -> Callable[[torch.Generator], dict[str, Any]]:
         return lambda g: routed_inputs(g, r) | weights(g, r) | activation_arguments(r)
 
-    for r in ROUTINGS:
+    for r in routings:
         yield Sample(r.name, maker(r), r.dims(), r.dtype, tags=frozenset(r.tags))
 
 

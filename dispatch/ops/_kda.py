@@ -105,7 +105,7 @@ class KdaCase:
 
 
 _EDGE, _HARD, _DEVICE = frozenset({"edge"}), frozenset({"adversarial"}), frozenset({"k3", "device"})
-_MUST = frozenset({"must"})
+_MUST, _BENCH = frozenset({"must"}), frozenset({"device", "bench"})
 _K3 = {"head_dim": 128, "tags": _DEVICE}
 
 PREFILL_CASES = (
@@ -138,6 +138,9 @@ PREFILL_CASES = (
 )
 """For operators over packed sequences."""
 
+PREFILL_BENCH = tuple(KdaCase(f"bench_heads_{h}_16k", (16_384,), heads=h, head_dim=128, tags=_BENCH) for h in (12, 96))
+"""One long prompt on a rank of eight, and on one that has all heads."""
+
 DECODE_CASES = (
     KdaCase("one", (1,)),
     KdaCase("one_null", (1,), slots=(0,), tags=_HARD),
@@ -157,6 +160,13 @@ DECODE_CASES = (
 )
 """For operators with one token a row."""
 
+DECODE_BENCH = tuple(
+    KdaCase(f"bench_heads_{h}_batch_{n}", (1,) * n, heads=h, head_dim=128, tags=_BENCH)
+    for h in (12, 96)
+    for n in (1, 64, 256)
+)
+"""Batches of a rank of eight, and of one that has all heads."""
+
 VERIFY_CASES = (
     KdaCase("one_token", (1,)),
     KdaCase("eight", (8,) * 3, tags=_EDGE),
@@ -174,9 +184,10 @@ _RAW_GATE = {"usual": (0.0, 1.0), "open": (-14.0, 0.5), "closed": (14.0, 0.5)}
 
 
 def kda_samples(cases: tuple[KdaCase, ...], make: Any, phase: Any) -> Iterator[Sample]:
-    """Samples of the cases in each activation dtype; `make(generator, case, dtype)` builds the arguments."""
+    """Samples of the cases in each activation dtype, those for timing in bf16 alone; `make(generator, case, dtype)`
+    builds the arguments."""
     for case in cases:
-        for dtype in ACTIVATION_DTYPES:
+        for dtype in ("bfloat16",) if case.tags == _BENCH else ACTIVATION_DTYPES:
 
             def build(gen: Generator, case: KdaCase = case, dtype: str = dtype) -> dict[str, Any]:
                 return make(gen, case, dtype)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from k3hal.dispatch.call import DimValue
+from k3hal.dispatch.sampling_inputs import repeated
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -78,6 +79,22 @@ def paged_cache(
         values[pages] = rows.view(count, shape.page_tokens, shape.entry)
         taken += count
     return into_pages(values, DTYPES[shape.kv_dtype], strided), table
+
+
+def large_paged_cache(g: torch.Generator, shape: MlaShape, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """As `paged_cache`, for caches of gigabytes: pages repeat, each times a factor of its own."""
+    counts = [-(-length // shape.page_tokens) for length in lengths]
+    total = 1 + sum(counts)
+    drawn = torch.randn(min(total, 512), shape.page_tokens, shape.entry, generator=g)
+    values = repeated(g, drawn.to(DTYPES[shape.kv_dtype]), total)
+    table = torch.full((len(lengths), max(counts) + 1), GARBAGE_PAGE, dtype=torch.int32)
+    order = 1 + torch.randperm(total - 1, generator=g)
+    for n, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+        pages, order = order[:count], order[count:]
+        table[n, :count] = pages.int()
+        if rest := length % shape.page_tokens:
+            values[pages[-1], rest:] = torch.nan
+    return values, table
 
 
 def into_pages(values: Tensor, dtype: torch.dtype, strided: bool) -> Tensor:

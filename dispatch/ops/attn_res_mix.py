@@ -78,7 +78,7 @@ def _make(
 
 def _samples() -> Iterator[Sample]:
     edge, hard, big = frozenset({"edge"}), frozenset({"adversarial"}), frozenset({"k3", "device"})
-    must = frozenset({"must"})
+    must, bench = frozenset({"must"}), frozenset({"device", "bench"})
     cases: list[tuple[str, dict[str, Any], frozenset[str]]] = [
         ("add", {"rows": 3, "dim": 48, "filled": 2}, frozenset({"tiny"})),
         ("first_layer", {"rows": 3, "dim": 48, "filled": 0, "delta": False, "store": True}, frozenset({"tiny"})),
@@ -91,14 +91,15 @@ def _samples() -> Iterator[Sample]:
         ("sharp_scores", {"rows": 9, "dim": 64, "filled": 3, "key_scale": 100.0}, hard),
         ("faint", {"rows": 5, "dim": 64, "filled": 3, "key_scale": 3.0, "faint": True}, hard | must),
         *((f"k3_{t}", {"rows": t, "dim": 7168, "filled": 8, "total": 8}, big) for t in (1, 65)),
+        *((f"bench_{t}", {"rows": t, "dim": 7168, "filled": 8, "total": 8}, bench) for t in (1, 4096, 16_384)),
     ]
     for name, options, tags in cases:
-        for dtype in ACTIVATION_DTYPES:
+        for dtype in ("bfloat16",) if tags == bench else ACTIVATION_DTYPES:
 
             def make(gen: Generator, o: Any = options, dtype: str = dtype) -> dict[str, Any]:
                 return _make(gen, dtype=dtype, **o)
 
-            dims = {"dim": options["dim"], "block_size": 12 if "k3" in tags else 3}
+            dims = {"dim": options["dim"], "block_size": 12 if "device" in tags else 3}
             yield Sample(name, make, dims, dtype, tags=tags)
 
 

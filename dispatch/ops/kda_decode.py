@@ -10,6 +10,7 @@ from torch import Generator, Tensor
 
 from k3hal.dispatch.operator import Cost, Operator, Sample
 from k3hal.dispatch.ops._kda import (
+    DECODE_BENCH,
     DECODE_CASES,
     KdaCase,
     cache_inputs,
@@ -111,7 +112,7 @@ def _make(gen: Generator, case: KdaCase, dtype: str) -> dict[str, Any]:
 
 
 def _samples() -> Iterator[Sample]:
-    return kda_samples(DECODE_CASES, _make, "decode")
+    return kda_samples(DECODE_CASES + DECODE_BENCH, _make, "decode")
 
 
 OPERATOR = Operator(

@@ -10,6 +10,7 @@ from torch import Generator, Tensor
 
 from k3hal.dispatch.operator import Cost, Operator, Sample
 from k3hal.dispatch.ops._kda import (
+    PREFILL_BENCH,
     PREFILL_CASES,
     KdaCase,
     cache_inputs,
@@ -123,7 +124,7 @@ def _make(gen: Generator, case: KdaCase, dtype: str) -> dict[str, Any]:
 
 
 def _samples() -> Iterator[Sample]:
-    return kda_samples(PREFILL_CASES, _make, "prefill")
+    return kda_samples(PREFILL_CASES + PREFILL_BENCH, _make, "prefill")
 
 
 OPERATOR = Operator(

@@ -9,7 +9,15 @@ import torch
 from torch import Generator, Tensor
 
 from k3hal.dispatch.operator import Cost, Operator, Sample
-from k3hal.dispatch.ops._kda import DECODE_CASES, KdaCase, cache_inputs, delta_step, kda_samples, recurrence_inputs
+from k3hal.dispatch.ops._kda import (
+    DECODE_BENCH,
+    DECODE_CASES,
+    KdaCase,
+    cache_inputs,
+    delta_step,
+    kda_samples,
+    recurrence_inputs,
+)
 
 
 def kda_recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, slots: Tensor) -> Tensor:
@@ -40,7 +48,7 @@ def _make(gen: Generator, case: KdaCase, dtype: str) -> dict[str, Any]:
 
 
 def _samples() -> Iterator[Sample]:
-    return kda_samples(DECODE_CASES, _make, "decode")
+    return kda_samples(DECODE_CASES + DECODE_BENCH, _make, "decode")
 
 
 OPERATOR = Operator(

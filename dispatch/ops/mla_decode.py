@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from k3hal.dispatch.operator import Cost, Operator, Sample
-from k3hal.dispatch.ops._paged import DTYPES, K3_TP8, MlaShape, cached_rows, paged_cache
+from k3hal.dispatch.ops._paged import DTYPES, K3_TP8, MlaShape, cached_rows, large_paged_cache, paged_cache
 
 
 def mla_decode(q: Tensor, kv_cache: Tensor, page_table: Tensor, seq_lens: Tensor, scale: float, kv_lora: int) -> Tensor:
@@ -41,12 +41,16 @@ def inputs(
     strided: bool = False,
     in_order: bool = False,
     q_scale: float = 1.0,
+    large: bool = False,
 ) -> dict[str, Any]:
     """Arguments for sequences of these lengths; the q of an empty one is NaN.
 
-    A large `q_scale` makes scores whose exp overflows.
+    A large `q_scale` makes scores whose exp overflows; `large` says that the cache has gigabytes.
     """
-    cache, table = paged_cache(g, shape, lengths, strided=strided, in_order=in_order)
+    if large:
+        cache, table = large_paged_cache(g, shape, lengths)
+    else:
+        cache, table = paged_cache(g, shape, lengths, strided=strided, in_order=in_order)
     q = torch.randn(len(lengths), shape.heads, shape.entry, generator=g) * q_scale
     q[[length == 0 for length in lengths]] = torch.nan
     return {
@@ -86,6 +90,9 @@ def samples() -> Iterator[Sample]:
     yield _sample("k3_6_heads", replace(K3_TP8, heads=6), "bfloat16", [65], {"k3"})
     yield _sample("k3_64x4k", K3_TP8, "bfloat16", [4096 - n for n in range(64)], {"k3", "device"})
     yield _sample("k3_128k", K3_TP8, "bfloat16", [131_071, 1], {"k3", "device"})
+    for batch in (1, 16, 64):
+        lengths = [131_072 - n for n in range(batch)]
+        yield _sample(f"bench_128k_batch_{batch}", K3_TP8, "bfloat16", lengths, {"device", "bench"}, large=True)
 
 
 def cost(q: Tensor, kv_cache: Tensor, page_table: Tensor, seq_lens: Tensor, scale: float, kv_lora: int) -> Cost:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from k3hal.dispatch.operator import Cost, Operator, Sample
+from k3hal.dispatch.sampling_inputs import MOST_DRAWN
 
 GROUP = 32
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -34,10 +36,17 @@ def mx_dequantize(packed: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def random_codes(g: torch.Generator, *shape: int, low: int = 118, high: int = 124) -> tuple[Tensor, Tensor]:
-    """Random codes for values of `shape` and scales in [low, high)."""
-    packed = torch.randint(0, 256, (*shape[:-1], shape[-1] // 2), dtype=torch.uint8, generator=g)
+    """Random codes for values of `shape` and scales in [low, high).
+
+    Of more than `MOST_DRAWN` values the first axis repeats, each repetition with other bits flipped: random still.
+    """
     scales = torch.randint(low, high, (*shape[:-1], shape[-1] // GROUP), dtype=torch.uint8, generator=g)
-    return packed, scales
+    bytes_shape, drawn = (*shape[:-1], shape[-1] // 2), max(1, MOST_DRAWN // max(1, prod(shape[1:])))
+    if len(shape) == 1 or shape[0] <= drawn:
+        return torch.randint(0, 256, bytes_shape, dtype=torch.uint8, generator=g), scales
+    packed = torch.randint(0, 256, (drawn, *bytes_shape[1:]), dtype=torch.uint8, generator=g)
+    flips = torch.randint(0, 256, (shape[0], *[1] * (len(shape) - 1)), dtype=torch.uint8, generator=g)
+    return torch.cat([packed[: shape[0] - i] ^ flips[i : i + drawn] for i in range(0, shape[0], drawn)]), scales
 
 
 def _sample(name: str, shape: tuple[int, ...], dtype: str, tags: set[str], low: int = 118, high: int = 124) -> Sample:

@@ -71,6 +71,9 @@ def samples() -> Iterator[Sample]:
     yield _sample("large_pages", [5, 130], [3, 1], 128, 1, {"edge", "adversarial"}, pages_from=1 << 25)
     yield _sample("decode_64", [100 + 37 * n for n in range(64)], [1] * 64, 128, 0, {"k3"})
     yield _sample("full_step", [*range(1, 64), 100_000], [1] * 63 + [2049], 128, 64, {"k3"})
+    for batch in (1, 64, 256):
+        contexts = [30_000 + 371 * n % 100_000 for n in range(batch)]
+        yield _sample(f"bench_decode_{batch}", contexts, [1] * batch, 128, 0, {"device", "bench"})
 
 
 def cost(context_lens: Tensor, new_lens: Tensor, page_table: Tensor, page_tokens: int, num_tokens: int) -> Cost:

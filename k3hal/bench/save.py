@@ -8,10 +8,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from k3hal.bench.operators import SCHEMA, operator_tables
 from k3hal.bench.tables import Table, dispatch_tables, engine_tables
 from k3hal.errors import InputError, UsageError
 
-_TABLES = {"k3hal.bench_engine/1": engine_tables, "k3hal.bench_dispatch/1": dispatch_tables}
+_TABLES = {
+    "k3hal.bench_engine/1": engine_tables,
+    "k3hal.bench_dispatch/1": dispatch_tables,
+    SCHEMA: operator_tables,
+}
 
 
 def tables_of(report: Mapping[str, Any]) -> list[Table]:

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from k3hal.cli.bench import Save
 from k3hal.cli.common import Json
-from k3hal.cli.op_cases import CaseFiles, DTypes, PresentDevice, SampleNames, Seed, Tags, cases_of, present
+from k3hal.cli.op_cases import CaseFiles, DTypes, PresentDevice, SampleNames, Seed, Tags, present
 from k3hal.cli.output import print_json
+from k3hal.dispatch.call import Call
 from k3hal.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from k3hal.debug.bench import Ceilings, Timing
-    from k3hal.debug.case import Case
+    from k3hal.debug.bench import Timing
+    from k3hal.debug.bench_run import BenchResult
+    from k3hal.debug.ceilings import Ceilings
+    from k3hal.debug.rotation import Cache
     from k3hal.dispatch.device import DeviceDescription
+    from k3hal.dispatch.operator import Operator, Sample
 
 
 def bench(
-    op: Annotated[str, typer.Argument(metavar="OP", help="An operator's name.")],
+    op: Annotated[str, typer.Argument(metavar="OP", help="Names or globs of operators: 'kda_*,mla_decode'.")],
     provider: Annotated[
         str, typer.Option("--provider", metavar="P[,Q]", help="Default: every provider that may run on the device.")
     ] = "",
@@ -32,71 +37,209 @@ def bench(
     case: CaseFiles = None,
     seed: Seed = 0,
     seconds: Annotated[float, typer.Option("--seconds", metavar="S", help="To spend on each timing.")] = 0.5,
+    cache: Annotated[
+        str, typer.Option("--cache", metavar="cold|warm", help="Default: cold on an accelerator, warm on a CPU.")
+    ] = "",
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="S", help="For one provider on one case, of several operators.")
+    ] = 180.0,
+    limit: Annotated[
+        float, typer.Option("--limit", metavar="S", help="Begin nothing after that, of several operators.")
+    ] = 86_400.0,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Write a roofline as FILE.png and FILE.svg.")
     ] = None,
+    save: Save = None,
     device: PresentDevice = "auto",
     as_json: Json = False,
 ) -> int:
     """Time providers of OP: each case is verified first, and only what passes is timed.
 
-    Exits with 1 if a provider failed its verification, 2 if nothing ran.
+    Several operators run in a process of their own, which a crash or a hang does not end. Exits with 1 if a provider
+    failed its verification, 2 if nothing ran, 3 after a crash or a hang.
     """
-    from k3hal.debug.bench import bench_cases, measure_ceilings
+    from k3hal.bench.operators import SCHEMA, operators_report
+    from k3hal.bench.save import check_targets
+    from k3hal.bench.save import save as keep
     from k3hal.debug.roofline import save_roofline
     from k3hal.debug.verdict import exit_code
 
     if not 0 < seconds <= 600:
         raise UsageError(f"--seconds is {seconds:g}", hint="above 0, at most 600")
-    machine = present(device)
-    cases = list(cases_of(op, names=sample, tags=tag, dtypes=dtype, files=case, seeds=(seed,)))
-    names = provider.split(",") if provider else _providers(op, machine, cases)
-    ceilings = {kind: measure_ceilings(machine, kind) for kind in dict.fromkeys(case.dtype for case in cases)}
-    if not as_json:
-        _print_ceilings(ceilings, machine)
-    timings = []
-    for timing in bench_cases(cases, names, machine, ceilings, seconds):
-        timings.append(timing)
-        if not as_json:
-            _print(timing)
-    files = save_roofline(timings, ceilings, f"{op} on {machine.title or machine.id}", plot) if plot else []
+    check_targets(save or [])
+    machine, operators = present(device), _operators(op)
+    how = _How(machine, seconds, _cache(cache, machine), seed, limit, timeout, not as_json)
+    if case:
+        result = _bench_files(operators, case, provider, how)
+    else:
+        result = _bench_samples(operators, (sample, tag, dtype), provider, how)
+    title = f"{op} on {machine.title or machine.id}"
+    files = save_roofline(result.timings, result.ceilings, title, plot) if plot else []
+    report = operators_report(op, machine, result.ceilings, result.timings, result.left_out)
+    for target in save or []:
+        keep({"schema": SCHEMA, **report}, target)
     if as_json:
-        limits = {kind: asdict(limit) for kind, limit in ceilings.items()}
-        rows = [timing.to_json() for timing in timings]
-        print_json(
-            "k3hal.op_bench/1",
-            {"op": op, "device": machine.id, "ceilings": limits, "results": rows, "plots": [str(f) for f in files]},
-        )
-    return exit_code([timing.verdict.status for timing in timings])
+        print_json(SCHEMA, {**report, "plots": [str(f) for f in files]})
+    return exit_code([timing.verdict.status for timing in result.timings])
 
 
-def _providers(op: str, machine: DeviceDescription, cases: list[Case]) -> list[str]:
-    """Providers that selection may take and that run any of the cases, and on a CPU the reference beside them."""
+@dataclass(frozen=True, slots=True)
+class _How:
+    device: DeviceDescription
+    seconds: float
+    cache: Cache
+    seed: int
+    limit: float
+    timeout: float
+    shown: bool
+
+    def note(self, what: Timing | Ceilings) -> None:
+        """Print what has just been measured, unless JSON will."""
+        if self.shown:
+            typer.echo(_ceilings_line(what, self.device) if hasattr(what, "threads") else _line(cast("Timing", what)))
+
+
+def _operators(op: str) -> list[Operator]:
+    """The operators of names and globs. Raises `UsageError` for one that there is none of."""
+    from k3hal.dispatch.registry import get_operator, operator_names
+
+    found: dict[str, Operator] = {}
+    for word in op.split(","):
+        mine = [name for name in operator_names() if fnmatchcase(name, word)] if set("*?[") & set(word) else [word]
+        if not mine:
+            raise UsageError(f"no operator matches {word!r}", hint="`k3hal op list` shows them")
+        found |= {name: get_operator(name) for name in mine}
+    return list(found.values())
+
+
+def _cache(asked: str, machine: DeviceDescription) -> Cache:
+    if asked not in ("", "cold", "warm"):
+        raise UsageError(f"--cache is {asked!r}", hint="cold or warm")
+    if machine.vendor == "cpu" and asked == "cold":
+        raise UsageError("--cache cold needs an accelerator", hint="a CPU is timed with warm caches")
+    return "warm" if machine.vendor == "cpu" or asked == "warm" else "cold"
+
+
+def _bench_samples(
+    operators: Sequence[Operator], filters: Sequence[list[str] | None], provider: str, how: _How
+) -> BenchResult:
+    from k3hal.debug.bench_run import BenchJob, run_here, run_isolated
+
+    keys = []
+    for operator in operators:
+        samples = _samples(operator, how.device, *filters, alone=len(operators) == 1)
+        calls = [Call(operator.name, how.device, s.dtype, s.phase, s.dims) for s in samples]
+        names = _providers(operator.name, provider, how.device, calls, alone=len(operators) == 1)
+        for one, call in zip(samples, calls, strict=True):
+            tuned = [] if provider else _tuned(call)
+            keys += [(operator.name, one.name, one.dtype, name) for name in (*names, *tuned)]
+    job = BenchJob(tuple(keys), how.device.id, how.seconds, how.cache, how.seed, how.limit)
+    return run_here(job, how.note) if len(operators) == 1 else run_isolated(job, how.timeout, how.note)
+
+
+def _samples(
+    operator: Operator,
+    machine: DeviceDescription,
+    names: list[str] | None,
+    tags: list[str] | None,
+    dtypes: list[str] | None,
+    *,
+    alone: bool,
+) -> list[Sample]:
+    """The samples that the flags name; without flags on an accelerator those for timing, else full-size ones, else all.
+
+    Raises `UsageError` where there is none, unless the operator is one of several.
+    """
+    from k3hal.cli.op_cases import no_sample
+    from k3hal.debug.case import samples_of
+
+    free = not names and not tags and machine.vendor != "cpu"
+    for wanted in (["bench"], ["k3", "device"], []) if free else [tags or []]:
+        found = list(samples_of(operator, names=names or (), tags=wanted, dtypes=dtypes or ()))
+        if found:
+            return found
+    if alone:
+        raise no_sample(operator)
+    return []
+
+
+def _providers(op: str, asked: str, machine: DeviceDescription, calls: Sequence[Call], *, alone: bool) -> list[str]:
+    """Those asked for, or the providers that selection may take and that run any of the calls, and on a CPU the
+    reference beside them. Raises `UsageError` for a name that is none, unless the operator is one of several."""
+    from k3hal.dispatch.overrides import parse_overrides
     from k3hal.dispatch.registry import default_registry
 
     registry = default_registry()
-    mine = [p for p in registry.of(op) if registry.backends[p.backend].auto]
-    found = [p.id for p in mine if any(p.answer(case.call(machine)) for case in cases)]
-    return [*found, "reference"] if machine.vendor == "cpu" else found
+    if not asked:
+        mine = [p for p in registry.of(op) if registry.backends[p.backend].auto]
+        found = [p.id for p in mine if any(p.answer(call) for call in calls)]
+        return [*found, "reference"] if machine.vendor == "cpu" else found
+    names = []
+    for name in asked.split(","):
+        try:
+            parse_overrides(f"{op}={name}", "--provider", registry)
+        except UsageError:
+            if alone:
+                raise
+            continue
+        names.append(name)
+    return names
 
 
-def _print_ceilings(ceilings: Mapping[str, Ceilings], machine: DeviceDescription) -> None:
-    for dtype, limit in ceilings.items():
-        typer.echo(
-            f"{machine.id}: copy {limit.bytes_per_s / 1e9:.1f} GB/s, {dtype} matmul "
-            f"{limit.flops_per_s / 1e9:.1f} GFLOP/s, measured now, {limit.threads} threads"
-        )
+def _tuned(call: Call) -> list[str]:
+    """The tactic that tuning found for what selection takes, where it is not the default."""
+    from k3hal.dispatch.assemble import tactics_in_force
+    from k3hal.dispatch.provider import DEFAULT
+    from k3hal.dispatch.registry import default_registry
+    from k3hal.dispatch.select import Selector
+
+    decision = Selector(default_registry(), (), "warn", tactics_in_force()).decide(call)
+    chosen = decision.chosen
+    return [f"{chosen.id}:{decision.tactic}"] if chosen and decision.tactic != DEFAULT else []
 
 
-def _print(timing: Timing) -> None:
+def _bench_files(operators: Sequence[Operator], files: Sequence[Path], provider: str, how: _How) -> BenchResult:
+    from k3hal.cli.op_cases import cases_of
+    from k3hal.debug.bench import bench_cases
+    from k3hal.debug.bench_run import BenchResult
+    from k3hal.debug.ceilings import measure_ceilings
+
+    if len(operators) > 1:
+        raise UsageError("--case goes with one operator", hint="name it")
+    op = operators[0].name
+    cases = list(cases_of(op, names=None, tags=None, dtypes=None, files=files))
+    names = _providers(op, provider, how.device, [case.call(how.device) for case in cases], alone=True)
+    ceilings = {kind: measure_ceilings(how.device, kind) for kind in dict.fromkeys(case.dtype for case in cases)}
+    for limit in ceilings.values():
+        how.note(limit)
+    timings = []
+    for timing in bench_cases(cases, names, how.device, ceilings, how.seconds, how.cache):
+        timings.append(timing)
+        how.note(timing)
+    return BenchResult(timings, ceilings, [])
+
+
+def _ceilings_line(limit: Any, machine: DeviceDescription) -> str:
+    return (
+        f"{machine.id}: copy {limit.bytes_per_s / 1e9:.1f} GB/s, {limit.dtype} matmul "
+        f"{limit.flops_per_s / 1e9:.1f} GFLOP/s, measured now, {limit.threads} threads"
+    )
+
+
+def _line(timing: Timing) -> str:
     verdict = timing.verdict
     head = f"{verdict.provider:<20} {verdict.case:<48}"
     if timing.seconds is None or timing.roofline is None or timing.spread is None:
-        typer.echo(f"{head} {verdict.status}, not timed: {'; '.join(verdict.reasons)}")
-        return
-    typer.echo(
+        reasons = "; ".join(filter(None, (*verdict.reasons, timing.why)))
+        return f"{head} {verdict.status}, not timed: {reasons}"
+    floor = f"  {timing.seconds / timing.floor:.2f}x of the floor" if timing.floor else ""
+    launched = ""
+    if timing.in_a_row:
+        copies = f", {timing.copies} copies" if timing.copies > 1 else ""
+        why = f": {timing.why}" if timing.why else ""
+        launched = f"  in a row {1e6 * timing.in_a_row:.1f} us ({timing.method}{copies}{why})"
+    return (
         f"{head} {1e6 * timing.seconds:10.1f} us  {timing.flops / timing.seconds / 1e9:8.2f} GFLOP/s  "
-        f"{timing.bytes / timing.seconds / 1e9:8.2f} GB/s  {100 * timing.roofline:5.1f} % of the roofline  "
-        f"spread {timing.spread:.2f}"
-        + (f"  in a row {1e6 * timing.in_a_row:.1f} us ({timing.method})" if timing.in_a_row else "")
+        f"{timing.bytes / timing.seconds / 1e9:8.2f} GB/s  {100 * timing.roofline:5.1f} % of the roofline{floor}  "
+        f"spread {timing.spread:.2f}{launched}"
     )

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from k3hal.debug.case import Case
     from k3hal.debug.verdict import Verdict
     from k3hal.dispatch.device import DeviceDescription
+    from k3hal.dispatch.operator import Operator
 
 PresentDevice = Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda, cuda:1, rocm, npu.")]
 SampleNames = Annotated[
@@ -21,7 +22,7 @@ SampleNames = Annotated[
 ]
 Tags = Annotated[
     list[str] | None,
-    typer.Option("--tag", metavar="TAG", help="Only samples with a tag: tiny, edge, adversarial, k3, device."),
+    typer.Option("--tag", metavar="TAG", help="Only samples with a tag: tiny, edge, adversarial, k3, device, bench."),
 ]
 DTypes = Annotated[
     list[str] | None, typer.Option("--dtype", metavar="float32|bfloat16", help="Only samples of this dtype.")
@@ -57,9 +58,14 @@ def cases_of(
         return iter(cases)
     samples = list(samples_of(operator, names=names or (), tags=tags or (), dtypes=dtypes or ()))
     if not samples:
-        known = sorted({f"{s.name} ({', '.join(sorted(s.tags))})" for s in operator.samples()})
-        raise UsageError(f"no sample of {op} matches", hint=f"samples: {'; '.join(known)}")
+        raise no_sample(operator)
     return (sample_case(operator, sample, seed) for sample in samples for seed in seeds)
+
+
+def no_sample(operator: Operator) -> UsageError:
+    """The error that no sample of an operator is meant; it lists them."""
+    known = sorted({f"{s.name} ({', '.join(sorted(s.tags))})" for s in operator.samples()})
+    return UsageError(f"no sample of {operator.name} matches", hint=f"samples: {'; '.join(known)}")
 
 
 def present(device: str) -> DeviceDescription:

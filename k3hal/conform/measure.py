@@ -15,7 +15,8 @@ from typing import Any
 from k3hal.conform.result import SAMPLE
 from k3hal.conform.selection import Selection, registry_with
 from k3hal.conform.suite import Check
-from k3hal.debug.bench import bench_cases, measure_ceilings
+from k3hal.debug.bench import bench_cases
+from k3hal.debug.ceilings import measure_ceilings
 from k3hal.dispatch.probe import probe
 from k3hal.errors import UnsupportedError
 

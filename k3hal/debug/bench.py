@@ -2,43 +2,29 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from statistics import median
+import gc
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from k3hal.debug.case import Case
-from k3hal.debug.compare import compare_one
-from k3hal.debug.device_timing import time_on_device
+from k3hal.debug.case import TOO_LARGE, Case
+from k3hal.debug.ceilings import Ceilings
+from k3hal.debug.check import check, describe
+from k3hal.debug.device_timing import CapturedCalls, rounds_of, time_on_device
+from k3hal.debug.golden import golden
+from k3hal.debug.host_timing import host_seconds
 from k3hal.debug.memory import GuardedCopy
-from k3hal.debug.target import Target, find_target
+from k3hal.debug.rotation import Cache, RotatedCalls
+from k3hal.debug.target import Target, find_target, peer_of
 from k3hal.debug.verdict import Verdict
 from k3hal.dispatch.device import DeviceDescription
+from k3hal.dispatch.errors import DispatchError
+from k3hal.dispatch.probe import probe
 from k3hal.dispatch.registry import get_operator
 from k3hal.dispatch.runtime import DeviceRuntime, runtime_for
-
-_COPY_BYTES = {"cpu": 1 << 28}
-_COPY_BYTES_DEVICE = 1 << 30
-_MATMUL = {"cpu": 1024}
-_MATMUL_DEVICE = 8192
-_SAMPLES = 7
-
-
-@dataclass(frozen=True, slots=True)
-class Ceilings:
-    """What the machine reached in this run: bytes/s of a copy (read and written counted), FLOP/s of a square matmul."""
-
-    bytes_per_s: float
-    flops_per_s: float
-    dtype: str
-    threads: int
-
-    def seconds(self, flops: float, moved: float) -> float:
-        """The least time that much work takes under both."""
-        return max(flops / self.flops_per_s, moved / self.bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +32,10 @@ class Timing:
     """One provider on one case. `verdict` is of the same call; `seconds` is None unless it passed.
 
     `seconds` is the median of several samples, `spread` the largest over the smallest (the ninth decile over the first
-    on an accelerator). `flops` and `bytes` are the operator's own count of the least work. `in_a_row` and `method` are
-    an accelerator's: see `Times`.
+    on an accelerator). `flops` and `bytes` are the operator's own count of the least work; `floor` are the seconds a
+    copy of as many bytes takes, `roofline` the share of `seconds` that a copy or matmul of the same work takes, the
+    longer of the two. `in_a_row`, `method` and `why` are an accelerator's: see `Times`. Between two calls on one of the
+    `copies` the others moved `rotated_bytes`: with `cache` cold, more than caches hold where copies can be that many.
     """
 
     verdict: Verdict
@@ -56,8 +44,14 @@ class Timing:
     seconds: float | None = None
     spread: float | None = None
     roofline: float | None = None
+    floor: float | None = None
     in_a_row: float | None = None
     method: str = "host clock"
+    why: str = ""
+    cache: Cache = "warm"
+    copies: int = 1
+    rotated_bytes: float = 0.0
+    dtype: str = ""
 
     def to_json(self) -> dict[str, Any]:
         rates = {}
@@ -66,18 +60,10 @@ class Timing:
         own = {k: v for k, v in asdict(self).items() if k != "verdict"}
         return {**self.verdict.to_json(), **own, "seconds": self.seconds, **rates}
 
-
-def measure_ceilings(device: DeviceDescription, dtype: str) -> Ceilings:
-    """Copy a large buffer and multiply two square matrices of the dtype, as fast as torch does."""
-    runtime, where = runtime_for(device), torch.device(device.torch_device)
-    source = torch.ones(_COPY_BYTES.get(where.type, _COPY_BYTES_DEVICE), dtype=torch.uint8, device=where)
-    target = torch.empty_like(source)
-    copy = _seconds(runtime, lambda: target.copy_(source), 0.3)[0]
-    size = _MATMUL.get(where.type, _MATMUL_DEVICE)
-    a, b = (torch.randn(size, size, device=where).to(getattr(torch, dtype)) for _ in range(2))
-    product = torch.empty_like(a)
-    matmul = _seconds(runtime, lambda: torch.mm(a, b, out=product), 0.5)[0]
-    return Ceilings(2 * source.numel() / copy, 2.0 * size**3 / matmul, dtype, torch.get_num_threads())
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Timing:
+        own = {field.name: data[field.name] for field in fields(cls) if field.name != "verdict"}
+        return cls(Verdict.from_json(data), **own)
 
 
 def bench_cases(
@@ -86,70 +72,90 @@ def bench_cases(
     device: DeviceDescription,
     ceilings: Mapping[str, Ceilings],
     budget: float,
+    cache: Cache = "cold",
 ) -> Iterator[Timing]:
     """Verify every provider on every case and time those that pass, for about `budget` seconds each.
 
-    `ceilings` are those of each case's dtype.
+    `ceilings` are those of each case's dtype. On a CPU everything is timed with warm caches.
     """
     providers = list(providers)
-    runtime = runtime_for(device)
     for case in cases:
-        operator = get_operator(case.op)
-        cost = operator.cost(**case.args)
+        bench = CaseBench(case, device, budget, cache)
         for provider in providers:
-            verdict = compare_one(case, provider, device)
-            timing = Timing(verdict, cost.flops, cost.bytes)
-            if verdict.ok:
-                timing = _timed(timing, case, find_target(case, provider, device), runtime, budget)
-                least = ceilings[case.dtype].seconds(cost.flops, cost.bytes)
-                timing = replace(timing, roofline=least / timing.seconds if timing.seconds else None)
-            yield timing
+            yield bench.timing(provider, ceilings[case.dtype])
 
 
-@torch.inference_mode()
-def _timed(timing: Timing, case: Case, target: Target, runtime: DeviceRuntime, budget: float) -> Timing:
-    call = _call(case, target)
-    if runtime.device.vendor == "cpu":
-        seconds, spread = _seconds(runtime, call, budget)
-        return replace(timing, seconds=seconds, spread=spread)
-    captured = runtime.supports_graphs and target.graph_safe
-    times = time_on_device(runtime, call, budget, captured=captured)
-    return replace(
-        timing, seconds=times.seconds, spread=times.spread, in_a_row=times.in_a_row, method=times.method
-    )  # fmt: skip
+class CaseBench:
+    """One case, and its golden once for all providers.
 
-
-def _call(case: Case, target: Target) -> Callable[[], Any]:
-    """The call with its weights laid out; it mutates one copy over and over."""
-    operator = get_operator(case.op)
-    args = GuardedCopy(case.args, target.device).args
-    if target.prepare:
-        args |= target.prepare(**{name: args[name] for name in operator.weights})
-
-    def call() -> Any:
-        return target.fn(**args)
-
-    return call
-
-
-@torch.inference_mode()
-def _seconds(runtime: DeviceRuntime, call: Callable[[], Any], budget: float) -> tuple[float, float]:
-    """Seconds of one warm call, the median of several samples, and the slowest sample over the fastest.
-
-    A sample is as many calls as take a share of the budget, so that neither the clock nor a device queue shows.
+    What is of full size is judged where it runs: by the reference in fp64, on the device.
     """
-    call()
-    runtime.synchronize()
-    begun = time.perf_counter()
-    call()
-    runtime.synchronize()
-    once = max(time.perf_counter() - begun, 1e-7)
-    calls = max(1, int(budget / _SAMPLES / once))
-    samples = []
-    for _ in range(_SAMPLES):
-        begun = time.perf_counter()
-        for _ in range(calls):
+
+    def __init__(self, case: Case, device: DeviceDescription, budget: float, cache: Cache) -> None:
+        self._runtime, self._device, self._budget, self._cache = runtime_for(device), device, budget, cache
+        self._cost = get_operator(case.op).cost(**case.args)
+        # Ties are settled on the host.
+        large = {"k3", TOO_LARGE} & case.tags and get_operator(case.op).settle_ties is None
+        self._there = bool(large) and device.vendor != "cpu"
+        self._where = device.torch_device if self._there else "cpu"
+        self._case = replace(case, args=GuardedCopy(case.args, self._where).args) if self._there else case
+        self._golden: Mapping[str, Tensor] | None = None
+
+    def timing(self, provider: str, ceilings: Ceilings) -> Timing:
+        """The provider's verdict, and its times if it is right."""
+        target = None
+        try:
+            target = find_target(self._case, provider, self._device)
+            verdict = self._verdict(target)
+        except DispatchError as error:
+            verdict = Verdict(self._case.op, provider, self._case.id, "NotSupported", (str(error),))
+        floor = self._cost.bytes / ceilings.bytes_per_s
+        timing = Timing(verdict, self._cost.flops, self._cost.bytes, floor=floor, dtype=self._case.dtype)
+        if target is None or not verdict.ok:
+            return timing
+        timing = self._timed(timing, target)
+        # Graphs and copies go before the next ones come.
+        gc.collect()
+        if not timing.seconds:
+            return timing
+        return replace(timing, roofline=ceilings.seconds(timing.flops, timing.bytes) / timing.seconds)
+
+    def _verdict(self, target: Target) -> Verdict:
+        if self._golden is None:
+            self._golden = golden(get_operator(self._case.op), self._case.args, self._where)
+        peer = None if self._there else peer_of(self._case, target, probe("cpu"))
+        return check(self._case, target, peer=peer, expected=self._golden, where=self._where)
+
+    @torch.inference_mode()
+    def _timed(self, timing: Timing, target: Target) -> Timing:
+        runtime = self._runtime
+        if runtime.device.vendor == "cpu":
+            rotated = RotatedCalls(self._case, target, runtime, "warm", self._cost.bytes)
+            seconds, spread = host_seconds(runtime, rotated.calls[0], self._budget)
+            return replace(timing, seconds=seconds, spread=spread)
+        rotated = RotatedCalls(self._case, target, runtime, self._cache, self._cost.bytes)
+        for call in rotated.calls:
             call()
-        runtime.synchronize()
-        samples.append((time.perf_counter() - begun) / calls)
-    return median(samples), max(samples) / min(samples)
+        graph, why = _captured(runtime, target, rotated)
+        times = time_on_device(runtime, rotated.calls, self._budget, graph, why)
+        stale = rotated.stale(runtime, graph) if graph else ""
+        if stale:
+            wrong = replace(timing.verdict, status="Fail", problems=(*timing.verdict.problems, stale))
+            return replace(timing, verdict=wrong)
+        measured: dict[str, Any] = {
+            name: getattr(times, name) for name in ("seconds", "spread", "in_a_row", "method", "why")
+        }
+        timing = replace(timing, **measured, cache=self._cache)
+        return replace(timing, copies=len(rotated.calls), rotated_bytes=rotated.rotated_bytes)
+
+
+def _captured(runtime: DeviceRuntime, target: Target, rotated: RotatedCalls) -> tuple[CapturedCalls | None, str]:
+    """The calls in a graph, or why there is none."""
+    if not runtime.supports_graphs:
+        return None, f"{runtime.device.id} has no graphs"
+    if not target.graph_safe:
+        return None, f"{target.id} does not say that it may be captured"
+    try:
+        return CapturedCalls(runtime, rotated.calls, rounds_of(runtime, rotated.calls)), ""
+    except Exception as error:  # noqa: BLE001 - what capturing raises is the provider's result, and is said
+        return None, f"capturing it {describe(error)}"

@@ -14,8 +14,8 @@ from k3hal.dispatch.call import Call, DimValue, Phase
 from k3hal.dispatch.device import DeviceDescription
 from k3hal.dispatch.operator import Operator, Sample
 
-TOO_LARGE = "device"
-"""The tag of samples that are only made on request."""
+TO_TIME, TOO_LARGE = "bench", "device"
+"""Tags of samples that are only made on request: those there are for timing, and those too large for a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +68,13 @@ def samples_of(
 ) -> Iterator[Sample]:
     """The operator's samples of these names, with any of these tags, of these dtypes; nothing given is everything.
 
-    Samples too large for a CPU are left out unless named or their tag is asked for.
+    Samples too large for a CPU are left out unless named or their tag is asked for, those for timing unless `bench` is.
     """
     for sample in operator.samples():
         wanted = sample.name in names if names else bool(sample.tags & set(tags)) if tags else True
-        large = TOO_LARGE in sample.tags and sample.name not in names and TOO_LARGE not in tags
-        if wanted and not large and (not dtypes or sample.dtype in dtypes):
+        reserved = next((tag for tag in (TO_TIME, TOO_LARGE) if tag in sample.tags), None)
+        asked = reserved is None or sample.name in names or reserved in tags
+        if wanted and asked and (not dtypes or sample.dtype in dtypes):
             yield sample
 
 

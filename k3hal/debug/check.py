@@ -25,19 +25,20 @@ def check(
     peer: Target | None = None,
     repeat: bool = True,
     expected: Mapping[str, Tensor] | None = None,
+    where: str = "cpu",
 ) -> Verdict:
-    """Judge `target` on a case against the golden, or against `expected`.
+    """Judge `target` on a case against the golden, or against `expected`, on torch device `where`, which both are on.
 
     Whatever the target raises is a Fail with the exception in words; only an error in the reference itself passes
     through. With `repeat` a target that calls itself deterministic must give the same bits twice.
     """
     operator = get_operator(case.op)
-    wanted = golden(operator, case.args) if expected is None else expected
+    wanted = golden(operator, case.args, where) if expected is None else expected
     try:
-        run = execute(operator, target, case.args)
+        run = execute(operator, target, case.args, where=where)
         problems, shared = [*run.problems, *_layout_problems(operator, case, run)], []
         if repeat and target.deterministic:
-            again = execute(operator, target, case.args)
+            again = execute(operator, target, case.args, where=where)
             problems += [problem for problem in again.problems if problem not in problems]
             problems += [f"two runs differ in {name}" for name in run.outputs if _differs(name, run, again)]
             shared = _shared_memory(run, again)
@@ -46,7 +47,7 @@ def check(
         problems += [problem for problem in written_late(own, run.outputs) if problem not in problems]
     except Exception as error:  # noqa: BLE001 - what a provider raises is its result
         return Verdict(case.op, target.id, case.id, "Fail", (describe(error),))
-    peer_outputs = execute(operator, peer, case.args).outputs if peer else None
+    peer_outputs = execute(operator, peer, case.args, where=where).outputs if peer else None
     # On the CPU there is no better peer than the provider itself.
     alone = peer is None and isinstance(wanted, Golden) and target.device == "cpu"
     tensors = judge(operator, case.args, run.outputs, wanted, peer_outputs, alone=alone)

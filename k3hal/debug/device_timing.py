@@ -1,34 +1,39 @@
-"""Times of a call on a device with queues: by its own events, from cold caches, and without launches if it can."""
+"""Times of a call on a device with queues: by its own events, in a graph where it can be captured, and launched."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import ceil
 from statistics import median, quantiles
 from typing import Any
 
 from k3hal.dispatch.runtime import DeviceRuntime
 
 FLUSHED_BYTES = 1 << 29
-"""Written between two samples: more than the last-level cache of any accelerator (256 MB on an MI300)."""
+"""Written before every sample: more than the last-level cache of any accelerator (256 MB on an MI300)."""
 IN_A_ROW = 20
 LEAST, MOST = 9, 200
+_LONG = 4e-3
+"""Seconds of work beside which starting a graph, some 10 us, does not show."""
+Call = Callable[[], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds of one call: the median `seconds` with cold caches, and `in_a_row`, the median of a call among several
-    that follow each other, whose caches are warm. `spread` is the ninth decile over the first of the cold samples.
-    `method` says what was between the two events: a `graph`'s replay, or `calls`."""
+    """Seconds of one call: the median `seconds`, and `in_a_row`, the median of one among several that the host launches
+    one after the other. `spread` is the ninth decile over the first. `method` says what `seconds` is of: a `graph` of
+    many calls, or `calls`, each launched by itself, and then `why` no graph."""
 
     seconds: float
     spread: float
     in_a_row: float
     method: str
+    why: str = ""
 
 
-def replayable(runtime: DeviceRuntime, call: Callable[[], Any], times: int = 1) -> Callable[[], None]:
+def replayable(runtime: DeviceRuntime, call: Call, times: int = 1) -> Callable[[], None]:
     """A captured graph of so many calls, which must have run once before. What capturing raises passes through."""
 
     def work() -> None:
@@ -38,34 +43,68 @@ def replayable(runtime: DeviceRuntime, call: Callable[[], Any], times: int = 1) 
     return runtime.capture(work).replay
 
 
-def time_on_device(runtime: DeviceRuntime, call: Callable[[], Any], budget: float, *, captured: bool) -> Times:
-    """Times within about `budget` seconds; `captured` calls are replayed from graphs. An event is recorded by the host
-    while the device still empties its caches, so that no launch of the host's shows."""
-    call()
-    runtime.synchronize()
-    flush = runtime.allocate(FLUSHED_BYTES)
-    stream = runtime.current_stream()
-    once = replayable(runtime, call) if captured else call
-    row = replayable(runtime, call, IN_A_ROW) if captured else lambda: [call() for _ in range(IN_A_ROW)]
+class CapturedCalls:
+    """A graph of so many rounds through `calls`, each of which has run before, and what each of them `returned`: so
+    long as this lives, no two write their results to one place."""
 
-    def samples(work: Callable[[], Any], share: float) -> list[float]:
+    def __init__(self, runtime: DeviceRuntime, calls: Sequence[Call], rounds: int) -> None:
+        self.returned: list[Any] = []
+        self.rounds, self.calls = rounds, rounds * len(calls)
+
+        def work() -> None:
+            for _ in range(rounds):
+                self.returned += [call() for call in calls]
+
+        self.replay = runtime.capture(work).replay
+
+
+def rounds_of(runtime: DeviceRuntime, calls: Sequence[Call]) -> int:
+    """How often to go through `calls` in one graph for its start not to show."""
+    seconds = max(_seconds(runtime, lambda: [call() for call in calls]), 1e-7)
+    return max(1, min(ceil(IN_A_ROW / len(calls)), ceil(_LONG / seconds)))
+
+
+def time_on_device(
+    runtime: DeviceRuntime, calls: Sequence[Call], budget: float, captured: CapturedCalls | None, why: str = ""
+) -> Times:
+    """Times of one of `calls`, all warm, within about `budget` seconds: of `captured` if there is a graph of them.
+
+    `calls` are one call on its several copies of the arguments. Before `seconds` begin, caches are emptied: while the
+    device does that the host has time to record the event and to start the graph. Launches in a row begin at rest.
+    """
+    flush, stream = runtime.allocate(FLUSHED_BYTES), runtime.current_stream()
+
+    def samples(work: Call, share: float, *, emptied: bool) -> list[float]:
         def sample() -> Any:
-            flush.zero_()
+            if emptied:
+                flush.zero_()
+            else:
+                runtime.synchronize()
             begun = stream.record()
             work()
             return begun, stream.record()
 
         sample()
-        runtime.synchronize()
-        started = time.perf_counter()
-        sample()
-        runtime.synchronize()
-        rounds = int(budget * share / max(time.perf_counter() - started, 1e-6))
+        rounds = int(budget * share / max(_seconds(runtime, sample), 1e-6))
         pairs = [sample() for _ in range(min(max(rounds, LEAST), MOST))]
         runtime.synchronize()
         return [max(end.elapsed_since(begun), 1e-9) for begun, end in pairs]
 
-    cold = samples(once, 0.7)
-    deciles = quantiles(cold, n=10, method="inclusive")
-    warm = median(samples(row, 0.3)) / IN_A_ROW
-    return Times(median(cold), deciles[-1] / deciles[0], warm, "graph" if captured else "calls")
+    count = max(1, ceil(IN_A_ROW / len(calls))) * len(calls)
+    row = (list(calls) * count)[:IN_A_ROW]
+    launched = [seconds / len(row) for seconds in samples(lambda: [call() for call in row], 0.3, emptied=False)]
+    if captured:
+        timed = [seconds / captured.calls for seconds in samples(captured.replay, 0.7, emptied=True)]
+    else:
+        timed = samples(calls[0], 0.7, emptied=True)
+    deciles = quantiles(timed, n=10, method="inclusive")
+    return Times(median(timed), deciles[-1] / deciles[0], median(launched), "graph" if captured else "calls", why)
+
+
+def _seconds(runtime: DeviceRuntime, work: Call) -> float:
+    """Seconds until `work` is done, by the host's clock."""
+    runtime.synchronize()
+    started = time.perf_counter()
+    work()
+    runtime.synchronize()
+    return time.perf_counter() - started

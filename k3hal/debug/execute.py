@@ -21,7 +21,7 @@ from k3hal.dispatch.operator import Operator
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """What one run gave: CPU `outputs` by name, `problems` with the memory it touched or the global state it changed,
+    """What one run gave: `outputs` by name, `problems` with the memory it touched or the global state it changed,
     and its `seconds`.
 
     `aliases` maps returned outputs to the argument whose memory they lie in; `dense` holds the returned outputs that
@@ -55,9 +55,11 @@ class Calls:
         self.problems += [problem for problem in problems if problem not in self.problems]
 
 
-def execute(operator: Operator, target: Target, args: Mapping[str, Any], *, poisoned: bool = True) -> Execution:
-    """Run `target` on copies of `args`, its weights laid out as it wants. Whatever it raises passes through
-    as `contained` has it.
+def execute(
+    operator: Operator, target: Target, args: Mapping[str, Any], *, poisoned: bool = True, where: str = "cpu"
+) -> Execution:
+    """Run `target` on copies of `args`, its weights laid out as it wants; outputs come back on torch device `where`.
+    Whatever it raises passes through as `contained` has it.
 
     Copies keep strides, offsets and shared memory, and stand between canaries; with `poisoned` uninitialised memory
     is NaN. After a call that left threads running what it gave and touched is looked at
@@ -77,19 +79,19 @@ def execute(operator: Operator, target: Target, args: Mapping[str, Any], *, pois
             _wait(copy.device)
             seconds = time.perf_counter() - begun
         outputs = named_outputs(operator, returned, call)
-        on_host = {name: value.detach().to("cpu", copy=True) for name, value in outputs.items()}
-    late = written_late(outputs, on_host) if waited_for_new(threads) else []
+        kept = {name: value.detach().to(where, copy=True) for name, value in outputs.items()}
+    late = written_late(outputs, kept) if waited_for_new(threads) else []
     # A provider's `prepare` may hand a weight back as it is: that it is unchanged is checked in either case.
     problems = [*copy.problems(operator.mutates), *changes, *late]
     fresh = {name: value for name, value in outputs.items() if name not in operator.mutates}
     aliases = {name: alias for name, value in fresh.items() if (alias := copy.alias_of(value))}
     dense = frozenset(name for name, value in fresh.items() if value.is_contiguous())
-    return Execution(on_host, tuple(problems), seconds, aliases, dense, fresh)
+    return Execution(kept, tuple(problems), seconds, aliases, dense, fresh)
 
 
 def written_late(now: Mapping[str, Tensor], then: Mapping[str, Tensor]) -> list[str]:
     """Which outputs are no longer what they were when the call returned, in words; `now` is where it put them."""
-    differ = [name for name, value in now.items() if not same_bytes(value.detach().to("cpu"), then[name])]
+    differ = [name for name, value in now.items() if not same_bytes(value.detach().to(then[name].device), then[name])]
     return [f"{name} was written after the call had returned" for name in differ]
 
 

@@ -94,13 +94,14 @@ def _widened(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(v.double() if isinstance(v, Tensor) and v.dtype.is_floating_point else v for v in args)
 
 
-def golden(operator: Operator, args: Mapping[str, Any]) -> Golden:
-    """Outputs by name from the reference, computed in fp64 where it asks for fp32. `args` are left alone.
+def golden(operator: Operator, args: Mapping[str, Any], device: str = "cpu") -> Golden:
+    """Outputs by name from the reference, computed in fp64 where it asks for fp32, on a torch device. `args` are left
+    alone.
 
     An output in a narrow dtype is given as it is before its last rounding, which is then part of a provider's error:
     two roundings in a row are judged as what they are, and not by where a rounded golden happens to fall.
     """
-    copy = GuardedCopy(args)
+    copy = GuardedCopy(args, device)
     wider = WiderFloats()
     with torch.inference_mode(), wider:
         returned = operator.reference(**copy.args)

@@ -8,7 +8,8 @@ from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
 
-from k3hal.debug.bench import Ceilings, Timing
+from k3hal.debug.bench import Timing
+from k3hal.debug.ceilings import Ceilings
 from k3hal.errors import InputError, UnsupportedError
 
 _MARKERS = "osD^vP"

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from k3hal.cli import main
-from k3hal.debug import bench
-from k3hal.debug.bench import Ceilings, bench_cases
+from k3hal.debug import bench, bench_run, ceilings
+from k3hal.debug.bench import bench_cases
 from k3hal.debug.case import Case
+from k3hal.debug.ceilings import Ceilings
 from k3hal.debug.verdict import Verdict
 from k3hal.dispatch.probe import probe
 
@@ -22,8 +23,8 @@ MakeCase = Callable[..., Case]
 @pytest.fixture(autouse=True)
 def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ceilings in milliseconds instead of a second."""
-    monkeypatch.setattr(bench, "_COPY_BYTES", {"cpu": 1 << 20})
-    monkeypatch.setattr(bench, "_MATMUL", {"cpu": 64})
+    monkeypatch.setattr(ceilings, "COPY_BYTES", {"cpu": 1 << 20})
+    monkeypatch.setattr(ceilings, "MATMUL", {"cpu": 64})
 
 
 def _json(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> Any:
@@ -48,8 +49,8 @@ def test_rates_follow_from_cost_and_time(capsys: pytest.CaptureFixture[str]) -> 
 def test_an_output_that_fails_is_never_timed(case_of: MakeCase, monkeypatch: pytest.MonkeyPatch) -> None:
     case = case_of("rms_norm", "plain", "float32")
     wrong = Verdict("rms_norm", "cpu.rows", case.id, "Fail", ("wrong",))
-    monkeypatch.setattr(bench, "compare_one", lambda *args, **kwargs: wrong)
-    monkeypatch.setattr(bench, "_seconds", lambda *args: pytest.fail("it was timed"))
+    monkeypatch.setattr(bench, "check", lambda *args, **kwargs: wrong)
+    monkeypatch.setattr(bench, "host_seconds", lambda *args: pytest.fail("it was timed"))
     (timing,) = bench_cases([case], ["cpu"], probe("cpu"), {"float32": Ceilings(1e9, 1e9, "float32", 1)}, 0.01)
     assert timing.seconds is None
     assert timing.to_json()["seconds"] is None
@@ -102,3 +103,40 @@ def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], args: tuple[s
     _, err = capsys.readouterr()
     assert message in err
     assert len(err.splitlines()) == 1
+
+
+def test_several_operators_at_once_and_their_tables(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    kept, page = tmp_path / "ops.json", tmp_path / "bench.md"
+    args = ["s*_and_mul", "--tag", "tiny", "--dtype", "float32", "--save", str(kept), "--save", str(page)]
+    data = _json(capsys, *args, "--provider", "reference,in_place")
+    ran = {(row["op"], row["provider"]) for row in data["results"]}
+    assert ran == {(op, p) for op in ("silu_and_mul", "situ_and_mul") for p in ("reference", "cpu.in_place")}
+    assert json.loads(kept.read_text("utf-8"))["results"] == data["results"]
+    text = page.read_text("utf-8")
+    assert "| case | provider | us | of floor | of copy | of matmul |" in text
+    assert all(f"| {op} tiny-float32 | cpu.in_place |" in text for op, _ in ran)
+    assert main(["op", "bench", "x*", "--device", "cpu"]) == 4
+    assert main(["op", "bench", "rms_norm", "--cache", "cold", "--device", "cpu"]) == 4
+
+
+def test_what_dies_or_hangs_does_not_end_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child of a script that stands for the worker: the second of three keys ends it, in the way its name says."""
+    script = (
+        "import json, os, sys, time\n"
+        "for op, name, dtype, p in json.load(sys.stdin)['keys']:\n"
+        "    if name == 'dies': sys.exit('out of luck')\n"
+        "    if name == 'hangs': time.sleep(60)\n"
+        "    print(json.dumps({'left_out': [op, name, dtype, p]}), flush=True)\n"
+    )
+    command = [bench_run.sys.executable, "-c", script]
+    real = bench_run.subprocess.Popen
+    monkeypatch.setattr(bench_run.subprocess, "Popen", lambda _, **options: real(command, **options))
+    names = ("fine", "dies", "fine_too", "hangs", "last")
+    job = bench_run.BenchJob(tuple(("op", name, "float32", "x.y") for name in names), "cpu", 0.1)
+    result = bench_run.run_isolated(job, 2.0, lambda _: None)
+    assert [key[1] for key in result.left_out] == ["fine", "fine_too", "last"]
+    found = [(t.verdict.case, t.verdict.status, t.verdict.problems) for t in result.timings]
+    assert found == [
+        ("op-dies-float32", "Crash", ("ended with code 1: out of luck",)),
+        ("op-hangs-float32", "Timeout", ("said nothing for 2 s",)),
+    ]

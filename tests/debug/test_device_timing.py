@@ -8,9 +8,20 @@ from typing import Any
 import pytest
 
 from k3hal.debug import bench, graph
-from k3hal.debug.bench import Ceilings, bench_cases
-from k3hal.debug.device_timing import IN_A_ROW, LEAST, MOST, replayable, time_on_device
+from k3hal.debug.bench import bench_cases
+from k3hal.debug.ceilings import Ceilings
+from k3hal.debug.device_timing import (
+    IN_A_ROW,
+    LEAST,
+    MOST,
+    CapturedCalls,
+    Times,
+    replayable,
+    rounds_of,
+    time_on_device,
+)
 from k3hal.debug.execute import Calls
+from k3hal.debug.rotation import RotatedCalls
 from k3hal.debug.target import Target
 from k3hal.debug.verdict import Verdict
 from k3hal.dispatch.probe import probe
@@ -23,38 +34,51 @@ def _device() -> QueuedDevice:
     return QueuedDevice(replace(probe("cpu"), id="queued:0", vendor="nvidia"))
 
 
-def test_a_captured_call_costs_its_work_and_no_launch_or_flush() -> None:
+def _times(device: QueuedDevice, call: Any, budget: float, *, captured: bool, copies: int = 1) -> Times:
+    calls = [call] * copies
+    runtime: Any = device
+    graph = CapturedCalls(runtime, calls, rounds_of(runtime, calls)) if captured else None
+    return time_on_device(runtime, calls, budget, graph)
+
+
+@pytest.mark.parametrize("copies", [1, 3, 64])
+def test_a_captured_call_costs_its_work_and_no_launch_or_flush(copies: int) -> None:
     device = _device()
-    times = time_on_device(device, lambda: device.work(5e-6), 0.01, captured=True)  # pyright: ignore[reportArgumentType]
+    times = _times(device, lambda: device.work(5e-6), 0.01, captured=True, copies=copies)
     assert times.seconds == pytest.approx(5e-6)
-    assert times.in_a_row == pytest.approx(5e-6)
+    assert times.in_a_row == pytest.approx(5e-6 + device.LAUNCH)
     assert times.spread == pytest.approx(1.0)
-    assert (times.method, device.captures) == ("graph", 2)
+    assert (times.method, device.captures) == ("graph", 1)
 
 
 def test_what_may_not_be_captured_is_timed_as_it_is_called() -> None:
     device = _device()
-    times = time_on_device(device, lambda: device.work(5e-6), 0.01, captured=False)  # pyright: ignore[reportArgumentType]
+    times = _times(device, lambda: device.work(5e-6), 0.01, captured=False)
     assert times.seconds == pytest.approx(5e-6 + device.LAUNCH)
     assert times.in_a_row == pytest.approx(5e-6 + device.LAUNCH)
     assert (times.method, device.captures) == ("calls", 0)
 
 
 @pytest.mark.parametrize("budget", [1e-9, 1e9])
-def test_caches_are_emptied_before_every_sample_and_samples_are_bounded(
-    budget: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_caches_are_emptied_before_every_sample_and_samples_are_bounded(budget: float) -> None:
     device = _device()
-    time_on_device(device, lambda: device.work(1e-6), budget, captured=True)  # pyright: ignore[reportArgumentType]
-    rounds = LEAST if budget < 1 else MOST
-    assert device.flushed == 2 * (rounds + 2)
+    _times(device, lambda: device.work(1e-6), budget, captured=True)
+    assert device.flushed == (LEAST if budget < 1 else MOST) + 2
 
 
 def test_the_median_is_not_moved_by_a_slow_moment() -> None:
-    device, costs = _device(), iter([1e-6] * 4 + [1.0] + [1e-6] * 1000)
-    times = time_on_device(device, lambda: device.work(next(costs)), 1e-9, captured=False)  # pyright: ignore[reportArgumentType]
+    device, costs = _device(), iter([1e-6] * ((LEAST + 2) * IN_A_ROW + 4) + [1.0] + [1e-6] * 1000)
+    times = _times(device, lambda: device.work(next(costs)), 1e-9, captured=False)
     assert times.seconds == pytest.approx(1e-6 + device.LAUNCH)
     assert times.spread > 1
+
+
+def test_calls_in_a_graph_are_enough_to_hide_its_start_and_not_more() -> None:
+    def calls(copies: int) -> int:
+        runtime: Any = _device()
+        return rounds_of(runtime, [lambda: None] * copies) * copies
+
+    assert [calls(copies) for copies in (1, 7, 20, 64)] == [IN_A_ROW, 21, IN_A_ROW, 64]
 
 
 def test_a_graph_of_several_calls_replays_them_all() -> None:
@@ -74,9 +98,10 @@ def test_bench_captures_only_what_says_it_may_be(
     def call(**_: Any) -> None:
         device.work(4e-6)
 
-    monkeypatch.setattr(bench, "compare_one", lambda *args, **kwargs: fine)
+    monkeypatch.setattr(bench, "check", lambda *args, **kwargs: fine)
     monkeypatch.setattr(bench, "runtime_for", lambda _: device)
     monkeypatch.setattr(bench, "find_target", lambda *_: Target("rms_norm", "fake.rows", call, graph_safe=safe))
+    monkeypatch.setattr(RotatedCalls, "stale", lambda *_: "")
     limits = {"float32": Ceilings(1e9, 1e9, "float32", 1)}
     (timing,) = bench_cases([case], ["fake"], device.device, limits, 0.001)
     assert timing.method == method
