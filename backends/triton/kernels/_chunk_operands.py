@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from k3hal.backends.triton.kernels._chunk_products import sequence_of, split, unit_inverse
+from k3hal.backends.triton.kernels._chunk_products import dot, sequence_of, split, unit_inverse
 from k3hal.backends.triton.kernels._kda import convolve_chunk, sigmoid
 
 READ_SCALE: tl.constexpr = tl.constexpr(256.0)
@@ -21,12 +21,6 @@ def binade(x):
     """The power of two at or below x > 0, as exponent bits; of what is next to zero 2^-100."""
     bits = tl.maximum(x, 7.888609052210118e-31).to(tl.int32, bitcast=True) & 0x7F800000
     return bits.to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def nearest(x):
-    """Ready for a product in tf32, which cuts off what it has no room for."""
-    return (x.to(tl.int32, bitcast=True) + 0x1000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -49,7 +43,7 @@ def _beside(x, half, HALF: tl.constexpr, SIZE: tl.constexpr, CHUNK: tl.constexpr
 
 
 @triton.jit
-def _met(q, k, g, BASE: tl.constexpr, CHUNK: tl.constexpr, DIM: tl.constexpr):
+def _met(q, k, g, BASE: tl.constexpr, CHUNK: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr):
     """The decays from a chunk's start through each token and from it to the end, [C, DIM], that over the chunk,
     [1, DIM], and k_i . k_j and q_i . k_j for j < i times the decay between them, [C, C]. `g` is in base 2.
 
@@ -62,9 +56,9 @@ def _met(q, k, g, BASE: tl.constexpr, CHUNK: tl.constexpr, DIM: tl.constexpr):
     middle = tl.reshape(blocks - half_sum[:, None, :], [CHUNK, DIM])
     grown, shrunk = tl.exp2(middle), tl.exp2(-middle)
     before = (i // BASE == j // BASE) & (i > j)
-    columns = tl.trans(nearest(k * shrunk))
-    on_keys = tl.where(before, tl.dot(nearest(k * grown), columns, input_precision="tf32"), 0.0)
-    q_on_keys = tl.where(before, tl.dot(nearest(q * grown), columns, input_precision="tf32"), 0.0)
+    columns = tl.trans(k * shrunk)
+    on_keys = tl.where(before, dot(k * grown, columns, WIDE), 0.0)
+    q_on_keys = tl.where(before, dot(q * grown, columns, WIDE), 0.0)
     root = tl.exp2(half_sum)
     from_middle = _per_block(root, BASE, CHUNK, DIM)
     late, early = grown * from_middle, shrunk * from_middle
@@ -91,6 +85,7 @@ def chunk_operands(
     w_out, u_out, q_out, n_out, m_out, keep_out, size_out,
     qkv_stride, gate_stride, beta_stride, conv_stride, count, heads, lower_bound,
     WIDTH: tl.constexpr, DIM: tl.constexpr, CHUNK: tl.constexpr, BASE: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """One chunk of one head. U is stored as [V, C], its binade in `size_out` [H, places]."""
     h, place = tl.program_id(0), tl.program_id(1)
@@ -118,7 +113,7 @@ def chunk_operands(
         asks *= q_scale[:, None]
         raw = raw.to(tl.float32) + tl.load(dt_bias + h * DIM + at)[None, :]
         g = tl.where(live[:, None], (lower_bound * 1.4426950408889634) * sigmoid(tl.load(rate + h) * raw), 0.0)
-        late, early, decay, on_keys, q_on_keys = _met(asks, keys, g, BASE, CHUNK, DIM)
+        late, early, decay, on_keys, q_on_keys = _met(asks, keys, g, BASE, CHUNK, DIM, WIDE)
         out = place.to(tl.int64) * heads + h
         tile = out * CHUNK * DIM + row * DIM + at[None, :]
         tl.store(n_out + tile, (keys * early).to(tl.float16))

@@ -16,16 +16,24 @@ from k3hal.backends.triton.kernels._kda import convolve_rows, log_decay
 @triton.jit
 def dot(a, b, HOW: tl.constexpr):
     """A product with fp32 sums. `exact`: of fp32 operands. `half`: of operands rounded to half precision, for what is
-    at most about 1. `split`: of any size, each operand as the sum of two in bfloat16, which keeps 16 bits; cheaper
-    than tf32 with its 11 bits, which the hardware cuts off."""
+    at most about 1. `tf32`: of any size, to 11 bits. `split`: of any size, each operand as the sum of two in bfloat16,
+    which keeps 16 bits."""
     if HOW == "exact":
         return tl.dot(a, b, input_precision="ieee")
+    elif HOW == "tf32":
+        return tl.dot(_nearest(a), _nearest(b), input_precision="tf32")
     elif HOW == "half":
         return tl.dot(a.to(tl.float16), b.to(tl.float16))
     else:
         high, low = split(a)
         b_high, b_low = split(b)
         return tl.dot(high, b_high, tl.dot(high, b_low, tl.dot(low, b_high)))
+
+
+@triton.jit
+def _nearest(x):
+    """Ready for a product in tf32, of which the hardware cuts off what it has no room for."""
+    return (x.to(tl.int32, bitcast=True) + 0x1000).to(tl.float32, bitcast=True)
 
 
 @triton.jit

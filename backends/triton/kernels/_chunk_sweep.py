@@ -121,7 +121,8 @@ def join_segments(
     part, h, n = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start, end, slot = tl.load(starts + n), tl.load(starts + n + 1), tl.load(slots + n).to(tl.int64)
     if (slot != 0) & (end - start > length):
-        value, key, at = part * ROWS + tl.arange(0, ROWS)[:, None], tl.arange(0, DIM)[:, None], tl.arange(0, DIM)[None, :]
+        value, key = part * ROWS + tl.arange(0, ROWS)[:, None], tl.arange(0, DIM)[:, None]
+        at = tl.arange(0, DIM)[None, :]
         has = tl.load(known + n).to(tl.int32)
         held = tl.load(state + slot * state_stride + (h * DIM + value) * DIM + at, value < has * DIM, 0.0)
         segment = (start // length + n).to(tl.int64)

@@ -151,7 +151,8 @@ def _in_half(
         qkv, raw_gate, beta_logits, taps, rate, dt_bias, conv_state, of.slots, of.starts, of.known,
         w, u, q, n, m, keep, sizes,
         qkv.stride(0), raw_gate.stride(0), beta_logits.stride(0), conv_state.stride(0), count, heads, lower_bound,
-        width, dim, chunk, min(16, chunk), num_warps=tiles.operand_warps, num_stages=1, **at_most(tiles.operand_registers),
+        width, dim, chunk, min(16, chunk), "split" if torch.version.hip else "tf32",
+        num_warps=tiles.operand_warps, num_stages=1, **at_most(tiles.operand_registers),
     )  # fmt: skip
     length = tiles.segments or _segment_length(rows, count, heads, chunk, device)
     segments = rows // length + count if length else count
