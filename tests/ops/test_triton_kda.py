@@ -20,6 +20,8 @@ CASES = {
     "kda_prefill": ("null_slot", "empty_sequences"),
     "kda_chunk": ("null_slot", "empty_sequences"),
     "kda_recurrent": ("null_slots",),
+    "kda_verify": ("null_slots",),
+    "kda_commit": ("null_slots",),
     "kda_gate": ("unbounded_strong",),
     "causal_conv1d": ("null_slot", "empty_sequences"),
     "gated_rms_norm": ("odd",),
@@ -61,9 +63,10 @@ scan = {
 print(shared(
     chunk_scan, "w q n_ m qkv conv_state out_gate", "u keep state norm out", "eps", scan, 4,
 ))
+operands = {"WIDTH": 4, "DIM": 128, "CHUNK": 32, "BASE": 16, "WIDE": "tf32" if name == "cuda" else "split"}
 print(shared(
     chunk_operands, "qkv raw_gate beta_logits conv_state", "taps rate dt_bias keep_out size_out", "lower_bound",
-    {"WIDTH": 4, "DIM": 128, "CHUNK": 32, "BASE": 16, "WIDE": "tf32" if name == "cuda" else "split"}, 8, "w_out u_out q_out n_out m_out",
+    operands, 8, "w_out u_out q_out n_out m_out",
 ))
 sweep = {
     "READ": True, "SPLIT": True, "WIDTH": 4, "WINDOW": 4, "DIM": 128, "CHUNK": 32, "STAGES": scan["STAGES"],
@@ -124,16 +127,17 @@ from k3hal.backends.triton.kernels._chunk_sweep import chunk_sweep, join_segment
 from k3hal.backends.triton.kernels.kda_chunk import Tiles
 from k3hal.backends.triton.kernels.kda_decode import _kda_decode
 from k3hal.backends.triton.kernels.kda_parts import _convolve, _gate, _move, _step
+from k3hal.backends.triton.kernels.kda_verify import _commit, _verify
 
 FLOATS = {"lower_bound", "eps"}
-SHORT = {"slots": "*i32", "starts": "*i32", "known": "*u8"}
+SHORT = {"slots": "*i32", "starts": "*i32", "known": "*u8", "accepted": "*i32"}
 NARROW = {"qkv", "q", "conv_state", "w_out", "q_out", "n_out", "m_out", "w", "n_", "m", "out_gate", "x", "history"}
 HALF = {"w_out", "u_out", "q_out", "n_out", "m_out", "w", "u", "q", "n_", "m"}
-ONES = {"count", "tokens", "heads", "places", "total", "channels", "segments", "length"}
+ONES = {"count", "tokens", "heads", "places", "total", "channels", "segments", "length", "drafts"}
 
 
 def made_for(kernel, constants, half=()):
-    integers = {name for name in kernel.arg_names if name in ONES or name.endswith("stride")}
+    integers = {name for name in kernel.arg_names if name in ONES or name.endswith(("stride", "step"))}
     constants = constants | dict.fromkeys(integers, 1)
     kinds = {name: "fp32" if name in FLOATS else "*bf16" if name in NARROW else "*fp32" for name in kernel.arg_names}
     kinds |= dict.fromkeys(half, "*fp16") | SHORT | dict.fromkeys(constants, "constexpr")
@@ -156,6 +160,8 @@ made = [
     made_for(join_segments, {"DIM": 32, "ROWS": 16, "EXACT": "tf32x3"}),
     made_for(gated_norm, {"LIVE_ONLY": True, "DIM": 32, "PADDED": 32, "ROWS": 16}),
     made_for(_kda_decode, {"BOUNDED": True, "WIDTH": 4, "WINDOW": 4, "DIM": 32, "HINT": "evict_first"}),
+    made_for(_verify, {"BOUNDED": True, "WIDTH": 4, "DIM": 32}),
+    made_for(_commit, {"BOUNDED": True, "WIDTH": 4, "WINDOW": 4, "DIM": 32, "ROWS": 32}),
     made_for(_gate, {"BOUNDED": True, "DIM": 32, "PADDED": 32}),
     made_for(_convolve, conv | {"ROWS": 16}),
     made_for(_move, conv | {"WINDOW": 4}),
@@ -167,4 +173,4 @@ print(len(made), "warp_group_dot" in made[0]["ttgir"])
 
 def test_kernels_compile_where_every_count_is_one_and_the_products_hold_no_wgmma() -> None:
     """Triton makes constants of integers that are 1; the interpreter does not. Of wgmma see `kernels/kda_chunk.py`."""
-    assert _run("-c", _ONES, interpret=False).split() == ["12", "False"]
+    assert _run("-c", _ONES, interpret=False).split() == ["14", "False"]
