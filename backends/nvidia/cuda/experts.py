@@ -119,8 +119,8 @@ class Layer:
         else:
             self._tall(half)
         _launch(
-            "experts_combine", self.device, _at(parts), int(half), _at(self.ids), c_long(self.ids.stride(0)), self.tokens,
-            self.top_k, self.width, _at(out),
+            "experts_combine", self.device, _at(parts), int(half), _at(self.ids), c_long(self.ids.stride(0)),
+            self.tokens, self.top_k, self.width, _at(out),
         )  # fmt: skip
 
     def _direct(self, out: Tensor) -> None:
