@@ -1,4 +1,4 @@
-"""The router's choice: one program a row; the best k are taken one by one, of equal scores the lowest expert's first."""
+"""The router's choice: one program a row; the best k are taken one by one, of equal scores the lowest expert first."""
 
 # Triton types what it iterates over as an iterator without an end.
 # pyright: reportGeneralTypeIssues=false
