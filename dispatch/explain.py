@@ -13,7 +13,7 @@ from k3hal.dispatch.plan_file import SavedPlan
 from k3hal.dispatch.plan_pin import pinned_decision
 from k3hal.dispatch.provider import Provider
 from k3hal.dispatch.registry import get_operator
-from k3hal.dispatch.select import Consideration, Decision, Selector, own_weights
+from k3hal.dispatch.select import Consideration, Decision, Selector, own_weights, part_calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +76,10 @@ def _parts(
 ) -> dict[str, Explanation]:
     """The finer operators with their decisions; of a reference that stands in for its parts, what they would be."""
     operator = get_operator(call.op)
-    needed = operator.parts_of(call.dims) if operator.lowering else {}
+    needed = part_calls(call, wide=False) if operator.lowering else {}
     own = own_weights(operator, needed, weights)
-    out = {}
-    for name, dims in needed.items():
-        part = Call(name, call.device, call.dtype, call.phase, dims)
-        out[name] = _explained(part, decision.parts.get(name) or selector.decide(part), selector, own)
-    return out
+    decided = {name: decision.parts.get(name) or selector.decide(part) for name, part in needed.items()}
+    return {name: _explained(part.call, part, selector, own) for name, part in decided.items()}
 
 
 def _candidates(call: Call, selector: Selector, weights: frozenset[str] | None) -> tuple[Candidate, ...]:

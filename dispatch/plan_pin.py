@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -14,7 +14,16 @@ from k3hal.dispatch.plan import DispatchPlan, OpRequest, PlanEntry
 from k3hal.dispatch.plan_file import Choice, SavedEntry, SavedPlan
 from k3hal.dispatch.provider import DEFAULT, Provider
 from k3hal.dispatch.registry import Registry, get_operator
-from k3hal.dispatch.select import COMPOSED, REFERENCE, Consideration, Decision, answer, offered, own_weights
+from k3hal.dispatch.select import (
+    COMPOSED,
+    REFERENCE,
+    Consideration,
+    Decision,
+    answer,
+    offered,
+    own_weights,
+    part_calls,
+)
 from k3hal.dispatch.words import nearest
 
 Key = tuple[str, str, int | None]
@@ -166,7 +175,13 @@ class _Pin:
         if set(needed) != set(choice.parts):
             self._fail(call, f"it is composed of {', '.join(needed)}; the plan gives {', '.join(choice.parts)}")
         own = own_weights(operator, needed, outer)
-        return {op: self.decide(replace(call, op=op, dims=dims), choice.parts[op], own) for op, dims in needed.items()}
+        try:
+            return self._decided(part_calls(call, wide=True), choice, own)
+        except PlanError:
+            return self._decided(part_calls(call, wide=False), choice, own)
+
+    def _decided(self, calls: Mapping[str, Call], choice: Choice, own: frozenset[str]) -> dict[str, Decision]:
+        return {op: self.decide(part, choice.parts[op], own) for op, part in calls.items()}
 
     def _fail(self, call: Call, why: str, hint: str = "") -> NoReturn:
         raise PlanError(f"{self.source}: {call.op} ({call.phase}) on {call.device.id}: {why}", hint=hint)

@@ -75,8 +75,12 @@ class Decision:
         else:
             lowering = get_operator(self.call.op).lowering
             assert lowering is not None
-            fn = lowering({name: part.function(around) for name, part in self.parts.items()})
+            fn = lowering({name: self.fitted(name, part.function(around)) for name, part in self.parts.items()})
         return around(self, fn) if around else fn
+
+    def fitted(self, part: str, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """A part's function as the composition calls it: tensors of this call's dtype come in the part's own."""
+        return fn if self.parts[part].call.dtype == self.call.dtype else _widened(fn, self.call.dtype)
 
     def prepare(self, **weights: Any) -> Mapping[str, Any]:
         """The weight arguments in the layout the chosen provider wants; as given where it asks for nothing.
@@ -89,6 +93,31 @@ class Decision:
             own = {weight: weights[weight] for weight in get_operator(name).weights if weight in weights}
             weights |= part.prepare(**own)
         return weights
+
+
+def _widened(fn: Callable[..., Any], dtype: str) -> Callable[..., Any]:
+    """A function called with float32 where tensors of `dtype` are given."""
+    import torch
+
+    narrow = getattr(torch, dtype)
+
+    def wide(*args: Any, **named: Any) -> Any:
+        return fn(*map(_one, args), **{name: _one(value) for name, value in named.items()})
+
+    def _one(value: Any) -> Any:
+        return value.float() if isinstance(value, torch.Tensor) and value.dtype is narrow else value
+
+    return wide
+
+
+def part_calls(call: Call, *, wide: bool) -> dict[str, Call]:
+    """The calls that a composed operator makes of its parts; `wide`: of its `wide_parts` in float32."""
+    operator = get_operator(call.op)
+    widened = operator.wide_parts if wide else ()
+    return {
+        name: replace(call, op=name, dims=dims, dtype="float32" if name in widened else call.dtype)
+        for name, dims in operator.parts_of(call.dims).items()
+    }
 
 
 def answer(provider: Provider, call: Call, weights: frozenset[str] | None) -> Consideration:
@@ -241,15 +270,29 @@ class Selector:
     def _composed(
         self, call: Call, operator: Operator, policy: str, trace: list[Consideration], outer: frozenset[str] | None
     ) -> Decision:
-        needed = operator.parts_of(call.dims)
-        own = own_weights(operator, needed, outer)
-        parts = {}
-        for name, dims in needed.items():
-            try:
-                parts[name] = self._decide(Call(name, call.device, call.dtype, call.phase, dims), own)
-            except DispatchError as error:
-                why = f"{policy}, and it cannot be composed: {error.message}"
-                raise _refuse(call, why, trace, error.hint) from error
-        made_of = ", ".join(f"{name}={part.provider}" for name, part in parts.items())
-        trace.append(Consideration(COMPOSED, True, (made_of,)))
+        own = own_weights(operator, operator.parts_of(call.dims), outer)
+        widths = (True, False) if operator.wide_parts and call.dtype != "float32" else (False,)
+        tried = [self._parts(part_calls(call, wide=wide), own) for wide in widths]
+        built = [parts for parts in tried if not isinstance(parts, DispatchError)]
+        if not built and isinstance(error := tried[-1], DispatchError):
+            why = f"{policy}, and it cannot be composed: {error.message}"
+            raise _refuse(call, why, trace, error.hint) from error
+        parts = min(built, key=_left_over)  # of equals the first
+        made_of = (f"{name}={d.provider}" + _in_dtype(d, call) for name, d in parts.items())
+        trace.append(Consideration(COMPOSED, True, (", ".join(made_of),)))
         return Decision(call, COMPOSED, policy, tuple(trace), None, parts)
+
+    def _parts(self, calls: Mapping[str, Call], own: frozenset[str]) -> dict[str, Decision] | DispatchError:
+        """The parts' decisions, or what refuses the first that has none."""
+        try:
+            return {name: self._decide(call, own) for name, call in calls.items()}
+        except DispatchError as error:
+            return error
+
+
+def _left_over(parts: Mapping[str, Decision]) -> int:
+    return sum(part.policy == LEFT_OVER for part in parts.values())
+
+
+def _in_dtype(part: Decision, call: Call) -> str:
+    return "" if part.call.dtype == call.dtype else f" in {part.call.dtype}"

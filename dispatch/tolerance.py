@@ -110,6 +110,17 @@ def may_judge(declared: str, used: str) -> bool:
     return used == declared or declared in stricter.get(used, ())
 
 
+def rounding_at_most(golden: Tensor, dtype: torch.dtype) -> Comparison:
+    """The most that `rounding` can give for any values of a golden's shape: half a step of each, relative to itself."""
+    import torch
+
+    if golden.dtype is dtype or not golden.numel():
+        return Comparison(0.0, 0.0, 0.0)
+    unit = torch.finfo(dtype).eps / 2
+    # One element may hold all of an RMS: its rounding is then sqrt(elements) of it.
+    return Comparison(unit, unit, unit * math.sqrt(golden.numel()))
+
+
 def loosest(name: str) -> ToleranceClass:
     """The loosest caps and floor that a class may have, whatever a call's values: for who does not know them.
 

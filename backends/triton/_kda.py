@@ -21,6 +21,11 @@ def supports(call: Call) -> Answer:
     return runs(call)
 
 
+def rate(A_log: Tensor, **others: Tensor) -> Mapping[str, Any]:
+    """The gate's rate `exp(A_log)` for `A_log`."""
+    return {"A_log": A_log.exp(), **others}
+
+
 def laid_out(conv_weight: Tensor, A_log: Tensor, **others: Tensor) -> Mapping[str, Any]:
     """Taps as [W, C] and the gate's rate `exp(A_log)`."""
     return {"conv_weight": conv_weight.t().contiguous(), "A_log": A_log.exp(), **others}

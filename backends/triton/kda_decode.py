@@ -10,17 +10,16 @@ from k3hal.backends.triton._kda import laid_out, supports
 from k3hal.backends.triton._triton import NEEDS, kernels
 from k3hal.dispatch import provides
 
-TILES = {
-    "rows128_warps4": (128, 4, 255),
-    "rows64_warps8": (64, 8, 128),
-    "rows32_warps8": (32, 8, 128),
-    "rows32_warps4": (32, 4, 128),
-    "rows16_warps4": (16, 4, 96),
+TACTICS = {
+    "warps4_keep": (4, 255, ""),
+    "warps8": (8, 128, "evict_first"),
+    "warps8_more": (8, 255, "evict_first"),
+    "warps16": (16, 64, "evict_first"),
 }
-"""Rows of the state at a time, warps, and registers a thread: what decides how many bytes are on their way."""
+"""Warps, registers a thread, and what the second-level cache is told about the state."""
 
 
-def _of(rows: int, warps: int, registers: int) -> Callable[..., Tensor]:
+def _of(warps: int, registers: int, hint: str) -> Callable[..., Tensor]:
     def kda_decode(
         qkv: Tensor,
         raw_gate: Tensor,
@@ -39,7 +38,7 @@ def _of(rows: int, warps: int, registers: int) -> Callable[..., Tensor]:
         """See the operator. Prepared by `laid_out`."""
         return kernels("kda_decode").kda_decode(
             qkv, raw_gate, beta_logits, out_gate, conv_weight, A_log, dt_bias, norm_weight,
-            conv_state, state, slots, lower_bound, eps, rows, warps, registers,
+            conv_state, state, slots, lower_bound, eps, warps, registers, hint,
         )  # fmt: skip
 
     return kda_decode
@@ -47,5 +46,5 @@ def _of(rows: int, warps: int, registers: int) -> Callable[..., Tensor]:
 
 kda_decode = provides(
     "kda_decode", name="fused", needs=NEEDS, supports=supports, prepare=laid_out, graph_safe=True,
-    tactics={name: _of(*tile) for name, tile in TILES.items()},
-)(_of(128, 8, 128))  # fmt: skip
+    tactics={name: _of(*tile) for name, tile in TACTICS.items()},
+)(_of(4, 255, "evict_first"))  # fmt: skip

@@ -7,20 +7,16 @@ from typing import Any
 
 from torch import Tensor
 
-from k3hal.backends.triton._kda import supports
+from k3hal.backends.triton._kda import rate, supports
 from k3hal.backends.triton._triton import NEEDS, kernels, runs
 from k3hal.dispatch import provides
-
-
-def _rate(A_log: Tensor, **others: Tensor) -> Mapping[str, Any]:
-    return {"A_log": A_log.exp(), **others}
 
 
 def _taps(weight: Tensor) -> Mapping[str, Any]:
     return {"weight": weight.t().contiguous()}
 
 
-@provides("kda_gate", name="fused", needs=NEEDS, supports=runs, prepare=_rate, graph_safe=True)
+@provides("kda_gate", name="fused", needs=NEEDS, supports=runs, prepare=rate, graph_safe=True)
 def kda_gate(
     raw_gate: Tensor, beta_logits: Tensor, A_log: Tensor, dt_bias: Tensor, lower_bound: float | None
 ) -> tuple[Tensor, Tensor]:

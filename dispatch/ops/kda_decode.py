@@ -127,4 +127,5 @@ OPERATOR = Operator(
     invariants=("batch", "pad", "far"),
     lowers_to=("causal_conv1d", "kda_gate", "kda_recurrent", "gated_rms_norm"),
     lowering=_lower,
+    wide_parts=("kda_recurrent", "gated_rms_norm"),
 )

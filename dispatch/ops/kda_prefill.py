@@ -139,4 +139,5 @@ OPERATOR = Operator(
     invariants=("split", "batch", "pad", "restore", "far"),
     lowers_to=("causal_conv1d", "kda_gate", "kda_chunk", "gated_rms_norm"),
     lowering=_lower,
+    wide_parts=("kda_chunk", "gated_rms_norm"),
 )

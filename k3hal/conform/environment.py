@@ -75,13 +75,19 @@ def _first_line(path: Path | None) -> str:
 
 
 def versions(device: DeviceDescription, registry: Registry, backends: Iterable[str]) -> dict[str, str]:
-    """Python, torch, the compiler, and every package that a provider of the judged backends asks for."""
+    """Python, torch, the CPU that draws the samples, the compiler, and every package that a provider of the judged
+    backends asks for."""
     names = {"torch", "triton", "cuda", "rocm", "cann", "numpy"}
     wanted = set(backends)
     names |= {name for p in registry.providers if p.backend in wanted for name in p.needs.packages}
     found = {name: device.packages[name] for name in sorted(names) if name in device.packages}
     return {"k3hal": __version__, "python": platform.python_version(), **found, "torch": torch.__version__,
-            "compiler": _compiler()}  # fmt: skip
+            "cpu": cpu_kind(), "compiler": _compiler()}  # fmt: skip
+
+
+def cpu_kind() -> str:
+    """The host CPU's architecture and the vector instructions that torch uses there, on which drawn values depend."""
+    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def _compiler() -> str:

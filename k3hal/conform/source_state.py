@@ -11,6 +11,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from k3hal.errors import InputError
 
 STATE = ".source-state"
 SOURCES = ("k3hal", "dispatch", "backends", "model", "pyproject.toml")
+VALUES = ("dispatch/*.py", "k3hal/debug/*.py")
+"""The sources, as git matches paths, that decide a sample's values and its golden's."""
 _SKIPPED = ("__pycache__", ".ruff_cache")
 
 
@@ -50,12 +53,15 @@ def source_state(root: Path) -> SourceState:
     return SourceState(told.commit, told.dirty or not told.commit or told.digest != digest(root), told.digest)
 
 
-def same_sources(root: Path, commit: str) -> bool:
-    """Whether the sources are now those of a commit; no for one that git does not know."""
+def same_sources(root: Path, commit: str, paths: Sequence[str] = SOURCES) -> bool:
+    """Whether the sources, or those of them at `paths`, are now those of a commit; no for one that git does not know.
+
+    A copy that travels without git knows only of all of them.
+    """
     if not re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", commit):
         return False
     if (root / ".git").exists():
-        return git_output(root, "diff", "--quiet", commit, "--", *SOURCES) is not None
+        return git_output(root, "diff", "--quiet", commit, "--", *paths) is not None
     state = source_state(root)
     return state.commit == commit and not state.dirty
 

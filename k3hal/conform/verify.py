@@ -18,7 +18,8 @@ from k3hal.conform.selection import Selection
 from k3hal.conform.source_state import same_sources, source_root
 from k3hal.conform.sources import source_hash
 from k3hal.conform.statement import statement_text
-from k3hal.conform.verify_numbers import check_numbers
+from k3hal.conform.values import value_differences
+from k3hal.conform.verify_numbers import bounded, check_numbers
 from k3hal.debug.case_file import load_case
 from k3hal.dispatch.plan_file import load_plan
 from k3hal.dispatch.registry import BUILTIN, default_registry
@@ -60,11 +61,14 @@ def _sources(report: Report) -> Iterator[str]:
 
 def notes(package: Path) -> list[str]:
     """What `verify` could not look at, a line each. Raises `InputError` as it does."""
-    report = read_report(package)
-    if _comparable(report):
-        return []
-    commit = report["statement"]["commit"] or "no known commit"
-    return [f"the package is of {commit} and the sources here are not: hashes of providers' sources were not compared"]
+    report, said = read_report(package), []
+    if number := bounded(report):
+        why = "; ".join(value_differences(report))
+        said.append(f"floors and caps of {number} outputs bounded, not re-derived: {why}")
+    if not _comparable(report):
+        commit, what = report["statement"]["commit"] or "no known commit", "hashes of providers' sources"
+        said.append(f"the package is of {commit} and the sources here are not: {what} were not compared")
+    return said
 
 
 def _comparable(report: Report) -> bool:

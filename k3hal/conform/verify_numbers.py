@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
 from k3hal.conform.end_to_end import CAPS
@@ -12,8 +11,9 @@ from k3hal.conform.pool import FULL_SIZE
 from k3hal.conform.result import SAMPLE, CheckResult
 from k3hal.conform.selection import Selection
 from k3hal.conform.suite import Check
+from k3hal.conform.values import value_differences
 from k3hal.debug.golden import golden
-from k3hal.debug.judge import caps_in_force, status_of
+from k3hal.debug.judge import caps_in_force, loosest_caps, status_of
 from k3hal.debug.verdict import Status, TensorNumbers, worst
 from k3hal.dispatch.registry import get_operator, operator_names
 from k3hal.dispatch.tolerance import CLASSES, Comparison, ToleranceClass, loosest, may_judge
@@ -25,7 +25,7 @@ _SLACK = 1.001
 
 def check_numbers(report: Mapping[str, Any], selection: Selection) -> Iterator[str]:
     """Reasons to reject the checks' and end-to-end checks' statuses, numbers and caps."""
-    limits = _Limits(selection)
+    limits = _Limits(selection, exact=not value_differences(report))
     host = report["device"]["vendor"] == "cpu"
     waivers = {one["id"] for one in report["waivers"]}
     for check in report["checks"]:
@@ -41,6 +41,29 @@ def check_numbers(report: Mapping[str, Any], selection: Selection) -> Iterator[s
             seconds = timing.get("seconds") if isinstance(timing, dict) else math.nan
             if seconds is not None and not (isinstance(seconds, int | float) and 0 <= seconds < math.inf):
                 yield f"{one['provider']} of {one['op']}: a timing's seconds is {seconds}"
+
+
+def bounded(report: Mapping[str, Any]) -> int:
+    """How many outputs have limits above their class's that are only bounded, since no golden here has their values."""
+    if not value_differences(report):
+        return 0
+    return sum(
+        check.op in operator_names() and check.kind == SAMPLE and check.shape_class not in FULL_SIZE and _raised(tensor)
+        for check in report["checks"]
+        for tensor in check.tensors
+    )
+
+
+def _raised(tensor: TensorNumbers) -> bool:
+    said = _said(tensor)
+    return said is not None and tensor.tolerance in CLASSES and bool(_above(said, CLASSES[tensor.tolerance]))
+
+
+def _said(tensor: TensorNumbers) -> ToleranceClass | None:
+    """The limits an entry holds; None for one that is older than that."""
+    if tensor.caps is None or tensor.floor is None:
+        return None
+    return ToleranceClass(tensor.floor, *tensor.caps, exact=loosest(tensor.tolerance).exact)
 
 
 def _contradictions(check: CheckResult, host: bool, waivers: set[str], limits: _Limits) -> Iterator[str]:
@@ -88,22 +111,23 @@ def _tensor(check: CheckResult, tensor: TensorNumbers, host: bool, limits: _Limi
 
 
 class _Limits:
-    """The caps that may judge an output. Those above their class's are compared with a golden made anew, once a case;
-    of full-size cases, whose golden is too much, and of invariants, which may make other calls of a case, with what
-    rounding explains at most."""
+    """The caps that may judge an output. Those above their class's are compared with a golden made anew, once a case.
 
-    def __init__(self, selection: Selection) -> None:
-        self._selection = selection
+    Without `exact` values here are not those of the report: the golden gives its shapes, and the caps are what rounding
+    explains at most. So are those of full-size cases, whose golden is too much, and of invariants, which may make other
+    calls of a case; of these the shapes are not known either.
+    """
+
+    def __init__(self, selection: Selection, exact: bool) -> None:
+        self._selection, self._exact = selection, exact
         self._checks: dict[str, dict[str, Check]] = {}
         self._case: tuple[str, dict[str, ToleranceClass]] = ("", {})
 
     def of(self, check: CheckResult, tensor: TensorNumbers) -> tuple[str, ToleranceClass]:
         """What is wrong with the caps an entry holds, and the caps to judge it by."""
-        most = loosest(tensor.tolerance)
-        if tensor.caps is None or tensor.floor is None:
+        most, own, said = loosest(tensor.tolerance), CLASSES[tensor.tolerance], _said(tensor)
+        if said is None:
             return "", most
-        said = ToleranceClass(tensor.floor, *tensor.caps, exact=most.exact)
-        own = CLASSES[tensor.tolerance]
         if said.floor < own.floor:
             return f"judged with floor {said.floor:.3g}, below its class's", said
         if _above(said, own) and check.kind == SAMPLE and check.shape_class not in FULL_SIZE:
@@ -117,15 +141,17 @@ class _Limits:
             mine = self._checks.setdefault(result.op, {})
             if not mine:
                 mine.update({one.case_id: one for one in self._selection.checks(result.op)})
-            self._case = (result.case, _caps(mine[result.case]) if result.case in mine else {})
+            caps = _caps(mine[result.case], self._exact) if result.case in mine else {}
+            self._case = (result.case, caps)
         return self._case[1]
 
 
-def _caps(check: Check) -> dict[str, ToleranceClass]:
+def _caps(check: Check, exact: bool) -> dict[str, ToleranceClass]:
     args, operator = check.case().args, check.operator
     expected = golden(operator, args)
-    force = partial(caps_in_force, operator, args)
-    return {name: force(name, expected)[1] for name in expected}
+    if exact:
+        return {name: caps_in_force(operator, args, name, expected)[1] for name in expected}
+    return {name: loosest_caps(operator, args, name, expected) for name in expected}
 
 
 def _above(said: ToleranceClass, most: ToleranceClass) -> str:

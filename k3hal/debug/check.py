@@ -8,7 +8,7 @@ from torch import Tensor
 
 from k3hal.debug.case import Case
 from k3hal.debug.contain import EscapeError
-from k3hal.debug.execute import Execution, execute
+from k3hal.debug.execute import Execution, execute, written_late
 from k3hal.debug.golden import Golden, golden
 from k3hal.debug.judge import judge
 from k3hal.debug.memory import same_bytes
@@ -36,12 +36,15 @@ def check(
     wanted = golden(operator, case.args, where) if expected is None else expected
     try:
         run = execute(operator, target, case.args, where=where)
-        problems = [*run.problems, *_layout_problems(operator, case, run)]
+        problems, shared = [*run.problems, *_layout_problems(operator, case, run)], []
         if repeat and target.deterministic:
             again = execute(operator, target, case.args, where=where)
             problems += [problem for problem in again.problems if problem not in problems]
             problems += [f"two runs differ in {name}" for name in run.outputs if _differs(name, run, again)]
-            problems += [f"{name} lies where the next call writes its own" for name in _shared_memory(run, again)]
+            shared = _shared_memory(run, again)
+            problems += [f"{name} lies where the next call writes its own" for name in shared]
+        own = {name: value for name, value in run.returned.items() if name not in shared}
+        problems += [problem for problem in written_late(own, run.outputs) if problem not in problems]
     except Exception as error:  # noqa: BLE001 - what a provider raises is its result
         return Verdict(case.op, target.id, case.id, "Fail", (describe(error),))
     peer_outputs = execute(operator, peer, case.args, where=where).outputs if peer else None

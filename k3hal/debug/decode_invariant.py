@@ -8,17 +8,15 @@ import torch
 from torch import Tensor
 
 from k3hal.debug.case import Case
-from k3hal.debug.execute import execute
+from k3hal.debug.execute import Calls
 from k3hal.debug.golden import Golden, golden
-from k3hal.debug.target import Target
-from k3hal.dispatch.operator import Operator
 from k3hal.dispatch.registry import get_operator
 
 Pair = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
 _TO_PREFILL = {"kda_decode": "kda_prefill", "kda_recurrent": "kda_chunk"}
 
 
-def decode_equals_prefill(operator: Operator, case: Case, target: Target) -> list[Pair]:
+def decode_equals_prefill(calls: Calls, case: Case) -> list[Pair]:
     """The target's outputs beside the golden of the other operator; nothing for an operator without counterpart."""
     rows = slice(None)
     if case.op == "mla_decode":
@@ -26,12 +24,12 @@ def decode_equals_prefill(operator: Operator, case: Case, target: Target) -> lis
     elif case.op in _TO_PREFILL:
         counterpart, args = _TO_PREFILL[case.op], _one_token_each(case)
     elif case.op == "mla_prefill":
-        return _last_tokens_decoded(operator, case, target)
+        return _last_tokens_decoded(calls, case)
     else:
         return []
     expected = golden(get_operator(counterpart), args)
-    actual = execute(operator, target, case.args).outputs
-    mutated = operator.mutates
+    actual = calls(case.args)
+    mutated = calls.operator.mutates
     got, want = ({n: v if n in mutated else v[rows] for n, v in side.items()} for side in (actual, expected))
     return [(got, Golden(want, expected.dtypes))]
 
@@ -63,7 +61,7 @@ def _absorbed_as_prefill(case: Case) -> dict[str, object]:
     }
 
 
-def _last_tokens_decoded(operator: Operator, case: Case, target: Target) -> list[Pair]:
+def _last_tokens_decoded(calls: Calls, case: Case) -> list[Pair]:
     """The last token of every sequence, decoded with absorbed weights by the reference."""
     args = case.args
     new = args["cu_seqlens"][1:] - args["cu_seqlens"][:-1]
@@ -83,6 +81,6 @@ def _last_tokens_decoded(operator: Operator, case: Case, target: Target) -> list
         "kv_lora": w_uk.shape[2],
     }
     latent = golden(get_operator("mla_decode"), decode)["out"].double()
-    out = execute(operator, target, args).outputs["out"][last]
+    out = calls(args)["out"][last]
     expected = {"out": torch.einsum("nhr,hvr->nhv", latent, w_uv)}
     return [({"out": out}, Golden(expected, {"out": args["q"].dtype}))]

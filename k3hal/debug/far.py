@@ -10,11 +10,9 @@ from torch import Tensor
 
 from k3hal.debug.case import Case
 from k3hal.debug.contain import contained
-from k3hal.debug.execute import execute
+from k3hal.debug.execute import Calls
 from k3hal.debug.golden import named_outputs
 from k3hal.debug.memory import place
-from k3hal.debug.target import Target
-from k3hal.dispatch.operator import Operator
 
 Pair = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
 WRAPS = (2**31, 2**32)
@@ -34,27 +32,29 @@ _CACHES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 """The caches of an operator and the arguments that point into them."""
 
 
-def far_offsets(operator: Operator, case: Case, target: Target) -> list[Pair]:
+def far_offsets(calls: Calls, case: Case) -> list[Pair]:
     """The case, and the same with its slots or pages beyond 2^31 and 2^32 bytes and 2^31 elements.
 
     Outputs are the same, what is written far out is what was written near by, and where a wrapped offset would point
     nothing was written. Nothing on a device, or for a case without slots, or too large a case.
     """
+    operator, target = calls.operator, calls.target
     if case.op not in _CACHES or target.device != "cpu" or case.nbytes > MOST_BYTES:
         return []
     caches, indices = _CACHES[case.op]
     used = _used(case)
     if not used.numel():
         return []
-    near = execute(operator, target, case.args).outputs
+    near = calls(case.args)
     rows = _places(used, [case.args[name] for name in caches])
     huge = {name: _spread_out(case.args[name], used, rows) for name in caches}
     args = {**case.args, **huge, **{name: _renumbered(case, name, used, rows) for name in indices}}
-    with torch.inference_mode(), contained(torch.device(target.device)):
+    with torch.inference_mode(), contained(torch.device(target.device)) as changes:
         call = dict(args)
         if target.prepare:
             call |= target.prepare(**{name: call[name] for name in operator.weights})
         far = named_outputs(operator, target.fn(**call), call)
+    calls.note(changes)
     got, want = dict(far), dict(near)
     for name in set(caches) & set(operator.mutates):
         hit = _hit_by_wrapping(args[name], rows)

@@ -7,22 +7,22 @@ from torch import Tensor
 
 from k3hal.debug.case import Case
 from k3hal.debug.contain import contained
+from k3hal.debug.execute import Calls
 from k3hal.debug.golden import named_outputs
 from k3hal.debug.memory import GuardedCopy, PoisonedEmpty
-from k3hal.debug.target import Target
-from k3hal.dispatch.operator import Operator
 from k3hal.dispatch.probe import probe
 from k3hal.dispatch.runtime import runtime_for
 
 REPLAYS = 2
 
 
-def replayed(operator: Operator, case: Case, target: Target) -> list[dict[str, Tensor]]:
+def replayed(calls: Calls, case: Case) -> list[dict[str, Tensor]]:
     """Outputs of each replay, with mutated arguments put back before it; nothing where the device has no graphs, or the
     target does not say that it may be captured.
 
     Memory that the call takes uninitialised is poisoned by the graph itself, and so in every replay.
     """
+    operator, target = calls.operator, calls.target
     runtime = runtime_for(probe(target.device))
     if not (runtime.supports_graphs and target.graph_safe):
         return []
@@ -33,11 +33,13 @@ def replayed(operator: Operator, case: Case, target: Target) -> list[dict[str, T
     before = {name: call[name].clone() for name in operator.mutates if call[name] is not None}
     given: list[object] = []
     with torch.inference_mode():
-        with contained(copy.device):
+        with contained(copy.device) as changes:
             target.fn(**call)
             runtime.synchronize()
-        with PoisonedEmpty():
+        calls.note(changes)
+        with contained(copy.device) as changes, PoisonedEmpty():
             graph = runtime.capture(lambda: given.append(target.fn(**call)))
+        calls.note(changes)
         out = []
         for _ in range(REPLAYS):
             for name, value in before.items():

@@ -12,7 +12,7 @@ from k3hal.debug.case_file import load_case
 from k3hal.debug.case_files import CaseFiles
 from k3hal.debug.check import check, describe
 from k3hal.debug.compare import How, compare_all, compare_one
-from k3hal.debug.execute import execute
+from k3hal.debug.execute import Calls, execute
 from k3hal.debug.forks import Forks
 from k3hal.debug.golden import golden
 from k3hal.debug.graph import replayed
@@ -63,14 +63,23 @@ def _one_way(case: Case, name: str, how: How, mode: str, start: str, forks: Fork
 
 def _warm(case: Case, name: str, how: How) -> Verdict:
     try:
-        target = find_target(case, name, how.device)
+        calls = Calls(get_operator(case.op), find_target(case, name, how.device))
         for _ in range(2):
-            execute(get_operator(case.op), target, case.args)
+            calls(case.args)
     except DispatchError as error:
         return Verdict(case.op, name, case.id, "NotSupported", (str(error),))
     except Exception as error:  # noqa: BLE001 - what a provider raises is its result
         return Verdict(case.op, name, case.id, "Fail", (describe(error),))
-    return compare_one(case, name, how.device, against=how.against, repeat=how.repeat)
+    verdict = compare_one(case, name, how.device, against=how.against, repeat=how.repeat)
+    return _with_problems(verdict, calls.problems)
+
+
+def _with_problems(verdict: Verdict, problems: Sequence[str]) -> Verdict:
+    """The verdict, failed for what other calls did wrong."""
+    if not problems:
+        return verdict
+    both = tuple(dict.fromkeys((*verdict.problems, *problems)))
+    return replace(verdict, status=worst([verdict.status, "Fail"]), problems=both)
 
 
 def _cold(case: Case, name: str, how: How, forks: Forks) -> Verdict:
@@ -99,8 +108,9 @@ def _from_graph(case: Case, name: str, how: How) -> Verdict:
     eager = check(case, target, peer=peer_of(case, target, probe("cpu")))
     if not eager.ok:
         return replace(eager, problems=("not captured, since the eager call is not right", *eager.problems))
+    calls = Calls(operator, target)
     try:
-        runs = replayed(operator, case, target)
+        runs = replayed(calls, case)
     except Exception as error:  # noqa: BLE001 - what a provider raises is its result
         return Verdict(case.op, target.id, case.id, "Fail", (f"under capture it {describe(error)}",))
     if not runs:
@@ -108,7 +118,8 @@ def _from_graph(case: Case, name: str, how: How) -> Verdict:
         return Verdict(case.op, target.id, case.id, "NotSupported", (why,))
     expected, peer = golden(operator, case.args), _peer_outputs(case, target)
     tensors = tuple(n for run in runs for n in judge(operator, case.args, run, expected, peer))
-    return Verdict(case.op, target.id, case.id, worst([t.status for t in tensors]), (), tensors)
+    verdict = Verdict(case.op, target.id, case.id, worst([t.status for t in tensors]), (), tensors)
+    return _with_problems(verdict, calls.problems)
 
 
 def _peer_outputs(case: Case, target: Target) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from k3hal.debug.batching import BATCHING, row_spans, select, take, unit_outputs
 from k3hal.debug.case import Case
 from k3hal.debug.check import describe
 from k3hal.debug.decode_invariant import decode_equals_prefill
-from k3hal.debug.execute import execute
+from k3hal.debug.execute import Calls
 from k3hal.debug.far import far_offsets
 from k3hal.debug.judge import judge
 from k3hal.debug.target import Target
@@ -41,51 +40,48 @@ def invariants_of(operator: Operator) -> tuple[str, ...]:
 
 
 def check_invariant(name: str, case: Case, target: Target) -> Verdict | None:
-    """Whether an invariant holds for a case. None where the case gives it nothing to try."""
-    operator = get_operator(case.op)
-    try:
-        pairs = INVARIANTS[name](operator, case, target)
-    except Exception as error:  # noqa: BLE001 - what a provider raises is its result
-        return _verdict(name, case, target, "Fail", (describe(error),))
-    if not pairs:
-        return None
+    """Whether an invariant holds for a case. None where the case gives it nothing to try.
+
+    What its calls wrote that they may not, and the global state they changed, fail it as they fail a sample.
+    """
+    calls = Calls(get_operator(case.op), target)
     tensors: list[TensorNumbers] = []
+    try:
+        pairs = INVARIANTS[name](calls, case)
+    except Exception as error:  # noqa: BLE001 - what a provider raises is its result
+        pairs = []
+        calls.note([describe(error)])
+    if not pairs and not calls.problems:
+        return None
     for actual, expected in pairs:
-        tensors += judge(operator, case.args, actual, expected)
+        tensors += judge(calls.operator, case.args, actual, expected)
     statuses: list[Status] = [t.status for t in tensors]
-    return _verdict(name, case, target, worst(statuses), (), tuple(tensors))
+    if calls.problems:
+        statuses.append("Fail")
+    names, problems = (case.op, target.id, f"{case.id} [{name}]"), tuple(calls.problems)
+    return Verdict(*names, worst(statuses), problems, tuple(tensors), extra={"invariant": name})
 
 
-def _verdict(
-    name: str, case: Case, target: Target, status: Status, problems: tuple[str, ...], tensors: Any = ()
-) -> Verdict:
-    return Verdict(case.op, target.id, f"{case.id} [{name}]", status, problems, tensors, extra={"invariant": name})
-
-
-def _run(operator: Operator, target: Target, case: Case) -> Outputs:
-    return execute(operator, target, case.args).outputs
-
-
-def _batch(operator: Operator, case: Case, target: Target) -> list[Pair]:
+def _batch(calls: Calls, case: Case) -> list[Pair]:
     """The whole batch equals its units reversed, and its halves alone."""
     count = units(case)
     if count < 2:
         return []
-    whole, half = _run(operator, target, case), count // 2
+    whole, half = calls(case.args), count // 2
     pairs = []
     for keep in (range(count - 1, -1, -1), range(half), range(half, count)):
         part = select(case, keep)
-        alone = _run(operator, target, part)
+        alone = calls(part.args)
         pairs.append((unit_outputs(part, alone, range(len(keep))), unit_outputs(case, whole, keep)))
     return pairs
 
 
-def _pad(operator: Operator, case: Case, target: Target) -> list[Pair]:
+def _pad(calls: Calls, case: Case) -> list[Pair]:
     """Padding units change nothing of the others, and are zero themselves."""
     padded, count = padding_added(case, _PADDING_UNITS), units(case)
     if padded is None:
         return []
-    whole, more = _run(operator, target, case), _run(operator, target, padded)
+    whole, more = calls(case.args), calls(padded.args)
     if BATCHING[case.op].spans == "cu_seqlens":
         used = row_spans(case)[-1].stop if count else 0
         names = [name for name in BATCHING[case.op].row_outputs if name in more]
@@ -96,7 +92,7 @@ def _pad(operator: Operator, case: Case, target: Target) -> list[Pair]:
         mine = (unit_outputs(padded, more, range(count)), unit_outputs(case, whole, range(count)))
         padding = unit_outputs(padded, more, extra)
         zeros = {name: padding[name] for name in _ZERO_PADDING.get(case.op, ())}
-    caches = {name: more[name] for name in operator.mutates if name in more}
+    caches = {name: more[name] for name in calls.operator.mutates if name in more}
     pairs: list[Pair] = [mine, (caches, {name: whole[name] for name in caches})]
     return [*pairs, (zeros, {name: torch.zeros_like(value) for name, value in zeros.items()})]
 
@@ -145,15 +141,15 @@ def _extended(value: Tensor, count: int, filled: float | None) -> Tensor:
     return torch.cat((value, more))
 
 
-def _split(operator: Operator, case: Case, target: Target) -> list[Pair]:
-    return _in_two_steps(operator, case, target, move=False)
+def _split(calls: Calls, case: Case) -> list[Pair]:
+    return _in_two_steps(calls, case, move=False)
 
 
-def _restore(operator: Operator, case: Case, target: Target) -> list[Pair]:
-    return _in_two_steps(operator, case, target, move=True)
+def _restore(calls: Calls, case: Case) -> list[Pair]:
+    return _in_two_steps(calls, case, move=True)
 
 
-def _in_two_steps(operator: Operator, case: Case, target: Target, *, move: bool) -> list[Pair]:
+def _in_two_steps(calls: Calls, case: Case, *, move: bool) -> list[Pair]:
     """All at once equals the first halves of all sequences, then the rest.
 
     With `move` the states are copied to other slots in between, as a snapshot's restore does, and the first slots are
@@ -169,19 +165,19 @@ def _in_two_steps(operator: Operator, case: Case, target: Target, *, move: bool)
     case = select(case, whole_units)
     spans = row_spans(case)
     halves = [len(span) // 2 for span in spans]
-    whole = _run(operator, target, case)
+    whole = calls(case.args)
     first = _piece(case, [span[:half] for span, half in zip(spans, halves, strict=True)], "first")
-    early = _run(operator, target, first)
+    early = calls(first.args)
     second = _piece(case, [span[half:] for span, half in zip(spans, halves, strict=True)], "second")
-    changes = {name: early[name] for name in operator.mutates}
+    changes = {name: early[name] for name in calls.operator.mutates}
     if "has_state" in case.args:
         changes["has_state"] = torch.ones_like(case.args["has_state"])
     else:
         changes["context_lens"] = case.args["context_lens"] + torch.tensor(halves, dtype=torch.int32)
     slots = case.args.get("slots")
     if move and slots is not None:
-        changes |= _moved({name: early[name] for name in operator.mutates}, slots)
-    late = _run(operator, target, second.with_args("continued", **changes))
+        changes |= _moved({name: early[name] for name in calls.operator.mutates}, slots)
+    late = calls(second.with_args("continued", **changes).args)
     rows = [row for span, half in zip(spans, halves, strict=True) for row in span[half:]]
     pairs: list[Pair] = [
         (
@@ -191,8 +187,8 @@ def _in_two_steps(operator: Operator, case: Case, target: Target, *, move: bool)
     ]
     if slots is not None:
         now = (changes["slots"] if move else slots).long()
-        ends = {name: late[name][now] for name in operator.mutates}
-        pairs.append((ends, {name: whole[name][slots.long()] for name in operator.mutates}))
+        ends = {name: late[name][now] for name in calls.operator.mutates}
+        pairs.append((ends, {name: whole[name][slots.long()] for name in calls.operator.mutates}))
     return pairs
 
 
@@ -219,18 +215,18 @@ def _moved(states: Mapping[str, Tensor], slots: Tensor) -> dict[str, Tensor]:
     return out | {"slots": torch.arange(count, count + len(slots), dtype=slots.dtype)}
 
 
-def _replay(operator: Operator, case: Case, target: Target) -> list[Pair]:
+def _replay(calls: Calls, case: Case) -> list[Pair]:
     """A graph captured from the call and replayed, cold and again, equals the eager call."""
     from k3hal.debug.graph import replayed
 
-    runs = replayed(operator, case, target)
+    runs = replayed(calls, case)
     if not runs:
         return []
-    eager = _run(operator, target, case)
+    eager = calls(case.args)
     return [(run, eager) for run in runs]
 
 
-INVARIANTS: Mapping[str, Callable[[Operator, Case, Target], list[Pair]]] = {
+INVARIANTS: Mapping[str, Callable[[Calls, Case], list[Pair]]] = {
     "split": _split,
     "restore": _restore,
     "batch": _batch,

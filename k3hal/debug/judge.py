@@ -12,7 +12,7 @@ from torch import Tensor
 from k3hal.debug.golden import Golden
 from k3hal.debug.verdict import Status, TensorNumbers
 from k3hal.dispatch.operator import Operator
-from k3hal.dispatch.tolerance import Comparison, ToleranceClass, caps_of, compare, rounding
+from k3hal.dispatch.tolerance import Comparison, ToleranceClass, caps_of, compare, rounding, rounding_at_most
 
 WARN_RATIO, FAIL_RATIO = 2.0, 4.0
 """Against the peer's error, or the floor if larger: above the first a warning, above the second a failure."""
@@ -64,12 +64,22 @@ def caps_in_force(
     operator: Operator, args: Mapping[str, Any], name: str, expected: Mapping[str, Tensor]
 ) -> tuple[str, ToleranceClass]:
     """The class that judges an output and its caps and floor there: none is below what rounding `expected` explains."""
-    golden, dtype = expected[name], _contract_dtype(expected, name)
+    dtype = _contract_dtype(expected, name)
     tolerance, caps = caps_of(operator.outputs[name], dtype, args)
-    ideal = rounding(golden, dtype, _head(operator, args, name, dtype))
-    if caps.exact:
-        return tolerance, caps
-    return tolerance, replace(caps.beyond_rounding(ideal), floor=max(caps.floor, ideal.tensor))
+    return tolerance, _beyond(caps, rounding(expected[name], dtype, _head(operator, args, name, dtype)))
+
+
+def loosest_caps(
+    operator: Operator, args: Mapping[str, Any], name: str, expected: Mapping[str, Tensor]
+) -> ToleranceClass:
+    """The loosest that `caps_in_force` can be for other values of the same shapes and dtypes."""
+    dtype = _contract_dtype(expected, name)
+    _, caps = caps_of(operator.outputs[name], dtype, args)
+    return _beyond(caps, rounding_at_most(expected[name], dtype))
+
+
+def _beyond(caps: ToleranceClass, ideal: Comparison) -> ToleranceClass:
+    return caps if caps.exact else replace(caps.beyond_rounding(ideal), floor=max(caps.floor, ideal.tensor))
 
 
 def _head(operator: Operator, args: Mapping[str, Any], name: str, dtype: torch.dtype) -> int:

@@ -61,7 +61,9 @@ class StateTrail:
 
     def add(self, args: Sequence[Any], kwargs: Mapping[str, Any], step: int) -> int:
         """To be told ahead of every call of the site; the call's number for `before`."""
-        version = self._rewriters.version(self._site.index(args, kwargs), step)
+        index = self._site.index(args, kwargs)
+        assert index is not None, "only calls that name their cache rows leave a trail"
+        version = self._rewriters.version(index, step)
         mine = self._rewriters.claim(self._site)
         if not mine or version != self._version or len(self._calls) >= LENGTH:
             self._rows, self._version = self._site.mutated_rows(args, kwargs), version

@@ -82,7 +82,7 @@ class Switchboard:
             return fn
         chosen = self._decisions[place] = self._good.decide(decision.call)
         line = Line(Site(place, decision, self._weights), fn, chosen.function(), chosen.provider, {})
-        line.parts = self._parts.get(place, {})
+        line.parts = {op: decision.fitted(op, part) for op, part in self._parts.get(place, {}).items()}
         self.lines[place] = line
 
         def switched(*args: Any, **kwargs: Any) -> Any:
@@ -105,7 +105,7 @@ class Switchboard:
             if (decision := dict(tactics_of(line.site.decision)).get(name)) is not None:
                 before[place] = (line.bad, line.parts)
                 line.bad, line.tactic = decision.function(), name
-                line.parts = {op: part.function() for op, part in decision.parts.items()}
+                line.parts = {op: decision.fitted(op, part.function()) for op, part in decision.parts.items()}
         try:
             yield list(before)
         finally:

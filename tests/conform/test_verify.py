@@ -11,7 +11,7 @@ import pytest
 
 from k3hal.cli import main
 from k3hal.conform.sources import source_hash
-from k3hal.conform.verify import verify
+from k3hal.conform.verify import notes, verify
 from k3hal.dispatch.registry import default_registry
 from k3hal.errors import InputError
 
@@ -127,6 +127,57 @@ def test_a_report_without_caps_is_judged_by_the_loosest(package: Path) -> None:
     assert verify(package) == []
     edit(package, lambda report: older(report, tensor=0.9))
     assert any("out of tolerance" in reason for reason in verify(package))
+
+
+def _same_sources(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("k3hal.conform.values.same_sources", lambda *_: True)
+
+
+def _floor(report: Report, floor: float, peer: float | None = None) -> None:
+    """Of the bf16 sample that passed; with a peer so good that the floor judges."""
+    check = next(
+        c for c in report["checks"]
+        if (c["provider"], c["status"], c["kind"], c["dtype"]) == ("broken.raises", "Pass", "sample", "bfloat16")
+    )  # fmt: skip
+    check["tensors"][0].update(floor=floor, **({} if peer is None else {"peer": peer}))
+
+
+RAISED, TOO_HIGH = 0.0036, 0.0041
+"""Floors of a bf16 output: above the class's 0.0017 and what its values explain, the second above any values'."""
+
+
+def test_a_floor_is_derived_anew_where_values_are_the_report_s(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _same_sources(monkeypatch)
+    assert verify(package) == [] and not any("bounded" in note for note in notes(package))
+    edit(package, lambda report: _floor(report, RAISED))
+    (reason,) = verify(package)
+    assert "floor 0.0036, looser than the policy's" in reason
+    assert not any("bounded" in note for note in notes(package))
+
+
+@pytest.mark.parametrize(
+    ("versions", "why"),
+    [
+        ({"torch": "2.11.0+cu130"}, "torch 2.11.0 there"),
+        ({"torch": ""}, "torch one not known there"),
+        ({"cpu": "riscv64 DEFAULT"}, "CPU riscv64 DEFAULT there"),
+        ({}, "the operators' sources are not those of the package's commit"),
+    ],
+)
+def test_a_floor_of_another_machine_is_bounded(
+    package: Path, versions: Report, why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Random values differ between versions of torch, and so does what rounding them costs."""
+    if versions:
+        _same_sources(monkeypatch)
+    edit(package, lambda report: _floor(report, RAISED))
+    edit(package, lambda report: report["versions"].update(versions))
+    assert main(["conform", "verify", str(package)]) == 0
+    said = capsys.readouterr().err
+    assert "floors and caps of " in said and " outputs bounded, not re-derived: " in said and why in said
+    edit(package, lambda report: _floor(report, TOO_HIGH, peer=1e-9))
+    assert main(["conform", "verify", str(package)]) == 1
+    assert "floor 0.0041, looser than the policy's" in capsys.readouterr().out
 
 
 def test_hashes_of_sources_are_compared_where_the_sources_are_the_report_s(

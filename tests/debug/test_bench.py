@@ -82,7 +82,11 @@ def test_the_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     data = _json(capsys, "rms_norm", "--sample", "plain", "--plot", str(tmp_path / "roof"))
     png, svg = map(Path, data["plots"])
     assert png.read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in svg.read_text("utf-8")
+    said = svg.read_text("utf-8")
+    assert "<svg" in said
+    case, share = data["results"][0], f"{100 * data['results'][0]['roofline']:.1f}"
+    for words in (case["case"].partition("-")[2], case["provider"], share, "float32 matmul", "copy ", "FLOPs per byte"):
+        assert words in said, words
     assert main(["op", "bench", "embed", "--sample", "repeats", "--device", "cpu", "--plot", str(tmp_path / "x")]) == 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -13,14 +14,19 @@ import numpy
 import pytest
 import torch
 
+from k3hal.debug import graph, grid_runs
 from k3hal.debug.case import Case
 from k3hal.debug.check import check
+from k3hal.debug.compare import How
 from k3hal.debug.contain import EscapeError, contained
 from k3hal.debug.global_state import GlobalState
 from k3hal.debug.invariants import check_invariant
 from k3hal.debug.target import Target
 from k3hal.dispatch.ops.sigmoid_gate import sigmoid_gate
+from k3hal.dispatch.probe import probe
 from k3hal.dispatch.registry import get_operator
+
+from .queued_device import QueuedDevice
 
 MakeCase = Callable[..., Case]
 CPU = torch.device("cpu")
@@ -68,6 +74,79 @@ def test_changed_global_state_fails_and_is_put_back(case_of: MakeCase, effect: C
 
 def test_a_call_that_changes_nothing_passes(case_of: MakeCase) -> None:
     assert check(case_of("sigmoid_gate", "plain", "float32"), _target(lambda: None)).ok
+
+
+def _setting_a_variable(op: str, when: Callable[[dict[str, Any]], bool]) -> Target:
+    """The reference, which changes the environment in the calls that `when` says."""
+    reference = get_operator(op).reference
+
+    def fn(**args: Any) -> Any:
+        if when(args):
+            os.environ["EVIL"] = "1"
+        return reference(**args)
+
+    return replace(Target.reference(get_operator(op)), id="evil", fn=fn)
+
+
+@pytest.mark.parametrize(
+    ("invariant", "op", "sample", "when"),
+    [
+        ("batch", "sigmoid_gate", "plain", lambda args: True),
+        ("pad", "kda_decode", "null_slots", lambda args: True),
+        ("decode", "kda_decode", "null_slots", lambda args: True),
+        ("decode", "mla_prefill", "page_edges", lambda args: True),
+        ("split", "kda_chunk", "empty_sequences", lambda args: True),
+        ("restore", "kda_chunk", "empty_sequences", lambda args: bool(args["state"].isnan().any())),
+        ("far", "copy_pages", "", lambda args: args["arena"].nbytes > 2**31),
+    ],
+)
+def test_what_an_invariants_calls_change_fails_it(
+    case_of: MakeCase, invariant: str, op: str, sample: str, when: Callable[[dict[str, Any]], bool]
+) -> None:
+    """As it fails a sample, and in whichever of its calls it happens."""
+    case = case_of(op, sample or next(s.name for s in get_operator(op).samples() if "tiny" in s.tags))
+    state = GlobalState("cpu")
+    verdict = check_invariant(invariant, case, _setting_a_variable(op, when))
+    assert state.restore() == []
+    assert verdict is not None and verdict.status == "Fail"
+    assert verdict.problems == ("changed environment variables: EVIL",)
+    fine = check_invariant(invariant, case, _setting_a_variable(op, lambda args: False))
+    assert fine is not None and fine.ok, fine
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_what_a_captured_call_changes_fails_the_replay(
+    case_of: MakeCase, call: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call before the capture, the captured one, and the eager one it is compared with."""
+    device = QueuedDevice(replace(probe("cpu"), id="queued:0", vendor="nvidia"))
+    monkeypatch.setattr(graph, "runtime_for", lambda _: device)
+    count = itertools.count(1)
+    target = replace(_setting_a_variable("sigmoid_gate", lambda args: next(count) == call), graph_safe=True)
+    verdict = check_invariant("replay", case_of("sigmoid_gate", "plain", "float32"), target)
+    assert verdict is not None and device.captures == 1
+    assert (verdict.status, verdict.problems) == ("Fail", ("changed environment variables: EVIL",))
+
+
+def test_what_a_warming_call_changes_fails_the_case(case_of: MakeCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    count, case = itertools.count(1), case_of("sigmoid_gate", "plain", "float32")
+    target = _setting_a_variable("sigmoid_gate", lambda args: next(count) == 1)
+    monkeypatch.setattr(grid_runs, "find_target", lambda *_: target)
+    monkeypatch.setattr(grid_runs, "compare_one", lambda case, *_, **__: check(case, target))
+    how = How(probe("cpu"))
+    (verdict,) = grid_runs.compare_ways(case, ["evil"], how, {"start": ["warm"]}, None)
+    assert (verdict.status, verdict.problems) == ("Fail", ("changed environment variables: EVIL",))
+
+
+def test_an_argument_written_within_an_invariant_fails_it(case_of: MakeCase) -> None:
+    def fn(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        out = sigmoid_gate(x, gate)
+        gate.mul_(2)
+        return out
+
+    writes = replace(Target.reference(get_operator("sigmoid_gate")), id="evil", fn=fn)
+    verdict = check_invariant("batch", case_of("sigmoid_gate", "plain", "float32"), writes)
+    assert verdict is not None and (verdict.status, verdict.problems) == ("Fail", ("argument gate was modified",))
 
 
 def test_an_exit_within_an_invariant_is_its_result(case_of: MakeCase) -> None:

@@ -20,6 +20,7 @@ from k3hal.debug.device_timing import (
     rounds_of,
     time_on_device,
 )
+from k3hal.debug.execute import Calls
 from k3hal.debug.rotation import RotatedCalls
 from k3hal.debug.target import Target
 from k3hal.debug.verdict import Verdict
@@ -114,4 +115,4 @@ def test_replay_is_not_asked_of_what_is_not_graph_safe(case_of: Any, monkeypatch
     case = case_of("rms_norm", "plain", "float32")
     monkeypatch.setattr(graph, "runtime_for", lambda _: _device())
     never = Target("rms_norm", "fake.rows", lambda **_: pytest.fail("it was run"))
-    assert graph.replayed(get_operator("rms_norm"), case, never) == []
+    assert graph.replayed(Calls(get_operator("rms_norm"), never), case) == []

@@ -7,18 +7,20 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
-from k3hal.debug.case import Case
+from k3hal.debug.case import Case, sample_cases
 from k3hal.debug.execute import execute
 from k3hal.debug.floors import measure
 from k3hal.debug.golden import golden
-from k3hal.debug.judge import judge
+from k3hal.debug.judge import caps_in_force, judge, loosest_caps
 from k3hal.debug.target import Target
 from k3hal.debug.verdict import TensorNumbers
 from k3hal.dispatch.ops.mx_quantize import mx_quantize
 from k3hal.dispatch.registry import get_operator
-from k3hal.dispatch.tolerance import CLASSES
+from k3hal.dispatch.tolerance import CLASSES, rounding, rounding_at_most
 
 MakeCase = Callable[..., Case]
 
@@ -53,6 +55,28 @@ def test_what_is_in_fp32_may_not_be_as_wrong_as_tf32(case_of: MakeCase, op: str,
     assert _numbers(case, outputs)[output].tolerance.startswith("fp32")
     outputs[output] = outputs[output] * (1 + 2.0**-11)
     assert _numbers(case, outputs)[output].status == "Fail"
+
+
+@given(
+    values=st.lists(st.floats(-1e30, 1e30).filter(lambda v: v == 0 or abs(v) > 1e-30), min_size=1, max_size=200),
+    dtype=st.sampled_from([torch.bfloat16, torch.float32]),
+)
+def test_rounding_is_never_above_what_a_shape_allows(values: list[float], dtype: torch.dtype) -> None:
+    exact = torch.tensor([values], dtype=torch.float64)
+    got, most = rounding(exact, dtype), rounding_at_most(exact, dtype)
+    assert all(getattr(got, name) <= getattr(most, name) * 1.000001 for name in ("tensor", "slice", "peak"))
+
+
+@pytest.mark.parametrize("op", ["kda_decode", "kda_prefill", "mla_decode", "moe_experts", "situ_and_mul", "embed"])
+def test_caps_in_force_are_within_the_loosest_for_their_shapes(op: str) -> None:
+    operator = get_operator(op)
+    for case in sample_cases(operator, tags=("tiny", "edge")):
+        expected = golden(operator, case.args)
+        for name in expected:
+            _, caps = caps_in_force(operator, case.args, name, expected)
+            most = loosest_caps(operator, case.args, name, expected)
+            numbers = [(getattr(caps, n), getattr(most, n)) for n in ("floor", "tensor", "slice", "peak")]
+            assert caps.exact is most.exact and all(a <= b for a, b in numbers), (case.id, name, numbers)
 
 
 def test_a_state_kept_in_bf16_fails_where_tokens_come_one_by_one(case_of: MakeCase) -> None:

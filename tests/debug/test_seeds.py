@@ -1,4 +1,4 @@
-"""No false alarm: whatever values a seed gives, right providers pass, at the smallest shape of each dtype."""
+"""No false alarm: whatever a seed's values, what is right passes, composed or not, at each dtype's smallest shape."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import torch
 from k3hal.debug.case import Case, sample_case, samples_of
 from k3hal.debug.check import check
 from k3hal.debug.golden import golden
-from k3hal.debug.target import Target, peer_of
+from k3hal.debug.target import Target, find_target, peer_of
 from k3hal.dispatch.probe import probe
 from k3hal.dispatch.registry import default_registry, get_operator, operator_names
+from k3hal.dispatch.select import COMPOSED
 
 OPERATORS = [name for name in operator_names() if get_operator(name).family != "collective"]
 NIGHTLY_SEEDS = 1000
@@ -45,7 +46,8 @@ def _statuses(op: str, seeds: Iterable[int]) -> tuple[Counter[str], list[str]]:
     for case in _smallest_cases(op, seeds):
         expected = golden(operator, case.args)
         claimed = [p for p in default_registry().of(op) if p.backend == "cpu" and p.answer(case.call(cpu))]
-        for target in (Target.reference(operator), *map(Target.of, claimed)):
+        composed = [find_target(case, COMPOSED, cpu)] if operator.lowering else []
+        for target in (Target.reference(operator), *map(Target.of, claimed), *composed):
             verdict = check(case, target, peer=peer_of(case, target, cpu), repeat=False, expected=expected)
             counts[verdict.status] += 1
             if not verdict.ok:

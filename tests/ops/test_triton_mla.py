@@ -72,14 +72,15 @@ def test_prefill_compiles_to_matrix_instructions(target: str) -> None:
     from k3hal.backends.triton._triton import kernels
 
     types: dict[str, str] = {
-        **_pointers("bf16", "q", "keys", "ropes", "values", "out"), **_pointers("i32", "cu_seqlens", "context_lens"),
+        **_pointers("bf16", "q", "keys", "ropes", "values", "rest", "out"),
+        **_pointers("i32", "cu_seqlens", "context_lens"),
         **_pointers("fp32", "state", "state_total", "state_top"), "scale": "fp32",
         **_integers("q_row", "q_head", "key_head", "value_head", "count", "tokens", "begin", "window"),
     }  # fmt: skip
     queries, keys, warps, stages = (128, 64, 8, 3) if target.startswith("sm") else (64, 32, 4, 2)
     constants: dict[str, Any] = {
-        "HEADS": 12, "NOPE": 128, "ROPE": 64, "VALUE": 128, "FIRST": True, "BLOCK_BATCH": 8, "BLOCK_D": 128,
-        "BLOCK_P": 64, "BLOCK_V": 128, "QUERIES": queries, "KEYS": keys, "STAGES": stages,
+        "HEADS": 12, "NOPE": 128, "ROPE": 64, "VALUE": 128, "FIRST": True, "EXACT": 64, "BLOCK_BATCH": 8,
+        "BLOCK_D": 128, "BLOCK_P": 64, "BLOCK_V": 128, "QUERIES": queries, "KEYS": keys, "STAGES": stages,
     }  # fmt: skip
     made = compile_for(kernels("mla_prefill")._attend, target, types, constants, warps=warps)
     # As measured: the bytes of stack a thread has on sm_100; none elsewhere.

@@ -16,16 +16,24 @@ from k3hal.backends.triton.kernels._kda import convolve_rows, log_decay
 @triton.jit
 def dot(a, b, HOW: tl.constexpr):
     """A product with fp32 sums. `exact`: of fp32 operands. `half`: of operands rounded to half precision, for what is
-    at most about 1. `split`: of any size, each operand as the sum of two in bfloat16, which keeps 16 bits; cheaper
-    than tf32 with its 11 bits, which the hardware cuts off."""
+    at most about 1. `tf32`: of any size, to 11 bits. `split`: of any size, each operand as the sum of two in bfloat16,
+    which keeps 16 bits."""
     if HOW == "exact":
         return tl.dot(a, b, input_precision="ieee")
+    elif HOW == "tf32":
+        return tl.dot(_nearest(a), _nearest(b), input_precision="tf32")
     elif HOW == "half":
         return tl.dot(a.to(tl.float16), b.to(tl.float16))
     else:
         high, low = split(a)
         b_high, b_low = split(b)
         return tl.dot(high, b_high, tl.dot(high, b_low, tl.dot(low, b_high)))
+
+
+@triton.jit
+def _nearest(x):
+    """Ready for a product in tf32, of which the hardware cuts off what it has no room for."""
+    return (x.to(tl.int32, bitcast=True) + 0x1000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -62,7 +70,7 @@ def dot_stored(stored, size, at, b, FLIPPED: tl.constexpr, HOW: tl.constexpr):
 
 
 @triton.jit
-def sequence_of(place, starts, count, CHUNK: tl.constexpr):
+def sequence_of(place, starts, count, CHUNK):
     """The sequence whose chunks include place `place`: those of sequence n begin at starts[n] // CHUNK + n, which
     leaves room for each of them."""
     low, high = 0, count
@@ -181,20 +189,20 @@ def _decay_from_start(g, BASE: tl.constexpr, CHUNK: tl.constexpr, DIM: tl.conste
 
 
 @triton.jit
-def _joined_inverse(a, done, SIZE: tl.constexpr, CHUNK: tl.constexpr, HOW: tl.constexpr):
+def _joinedunit_inverse(a, done, SIZE: tl.constexpr, CHUNK: tl.constexpr, HOW: tl.constexpr):
     i, j = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
     below = (i // (2 * SIZE) == j // (2 * SIZE)) & (i // SIZE > j // SIZE)
     return done - dot(done, dot(tl.where(below, a, 0.0), done, HOW), HOW)
 
 
 @triton.jit
-def _inverse(a, CHUNK: tl.constexpr, NARROW: tl.constexpr, WIDE: tl.constexpr):
+def unit_inverse(a, CHUNK: tl.constexpr, NARROW: tl.constexpr, WIDE: tl.constexpr):
     """(1 + a)^-1 of a strictly lower triangle: of blocks of two by those of one, and so on."""
     i, j = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
     done = tl.where(i == j, 1.0, 0.0) - tl.where((i // 2 == j // 2) & (i > j), a, 0.0)
     for level in tl.static_range(1, 6):
         if (1 << level) < CHUNK:
-            done = _joined_inverse(a, done, 1 << level, CHUNK, NARROW if level < 4 else WIDE)
+            done = _joinedunit_inverse(a, done, 1 << level, CHUNK, NARROW if level < 4 else WIDE)
     return done
 
 
@@ -283,7 +291,7 @@ def chunk_products(
             store_operand(q_out, size * DIM, tile, asks * tl.exp2(from_start), "rounded")
             tl.store(keep_out + out // CHUNK * DIM + at, tl.exp2(tl.min(from_start, 0)))
         store_operand(m_out, size * CHUNK, out * CHUNK + row * CHUNK + column, q_on_keys, "rounded")
-        inverse = _inverse(on_keys * strength[:, None], CHUNK, NARROW, WIDE) * strength[None, :]
+        inverse = unit_inverse(on_keys * strength[:, None], CHUNK, NARROW, WIDE) * strength[None, :]
         for part in range(0, DIM, PART):
             at = part + tl.arange(0, PART)
             tile = out * DIM + row * DIM + at[None, :]

@@ -15,6 +15,13 @@ def at_most(registers: int) -> Mapping[str, int]:
 
 
 @triton.jit
+def sigmoid(x):
+    """Cheaper than `tl.sigmoid`, whose quotient and exponential look after numbers that do not come up here."""
+    root = tl.rsqrt(1.0 + tl.exp2(-1.4426950408889634 * x))
+    return root * root
+
+
+@triton.jit
 def softplus(x):
     """`log(1 + exp x)`: `log(1 + z)` is 2 artanh(z / (2 + z)), as a series in at most 1 / 9."""
     z = tl.exp(-tl.abs(x))
@@ -59,6 +66,24 @@ def convolve_rows(x, x_stride, history, known, taps, at, rows, start, end, chann
             raw = tl.where(before, held, raw)
         mixed += raw.to(tl.float32) * tl.load(taps + j * channels + at)[None, :]
     return (mixed * tl.sigmoid(mixed)).to(x.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
+def convolve_chunk(x, x_stride, history, known, taps, at, first, rows, start, end, channels, WIDTH: tl.constexpr):
+    """`convolve_rows` in the activation dtype, of rows from `first` on: they look back only where they are the first of
+    their sequence."""
+    mixed = tl.zeros([rows.shape[0], at.shape[0]], tl.float32)
+    live = (rows < end)[:, None]
+    for j in tl.static_range(WIDTH):
+        t = rows - (WIDTH - 1 - j)
+        raw = tl.load(x + t[:, None] * x_stride + at[None, :], live & (t >= start)[:, None], 0.0)
+        if j + 1 < WIDTH:
+            if first == start:
+                before = ((t < start) & (t >= start - known * WIDTH))[:, None] & live
+                held = tl.load(history + (t - start + WIDTH - 1)[:, None] * channels + at[None, :], before, 0.0)
+                raw = tl.where(before, held, raw)
+        mixed += raw.to(tl.float32) * tl.load(taps + j * channels + at)[None, :]
+    return (mixed * sigmoid(mixed)).to(x.dtype.element_ty)
 
 
 @triton.jit

@@ -8,8 +8,12 @@ import torch
 import triton
 from torch import Tensor
 
+from k3hal.backends.triton.kernels._chunk_operands import chunk_operands
 from k3hal.backends.triton.kernels._chunk_products import chunk_products
 from k3hal.backends.triton.kernels._chunk_scan import chunk_scan, gated_norm
+from k3hal.backends.triton.kernels._chunk_sweep import chunk_sweep, join_segments
+from k3hal.backends.triton.kernels._kda import at_most
+from k3hal.backends.triton.kernels.programs import resident
 
 NORM_ROWS = 16
 
@@ -28,6 +32,11 @@ class Tiles:
     warps: int = 8
     scan_warps: int = 4
     stages: int = 2
+    half: bool = True
+    operand_warps: int = 8
+    operand_registers: int = 128
+    sweep_warps: int = 8
+    segments: int = 0
 
 
 EXACT = Tiles(part=32, columns=16, scan_warps=8, stages=1)
@@ -108,6 +117,69 @@ def kda_chunk(
     return out
 
 
+def _segment_length(rows: int, count: int, heads: int, chunk: int, device: torch.device) -> int:
+    """Tokens a segment, a multiple of a chunk, such that all segments of all heads fill the multiprocessors once; 0
+    where there is nothing to gain. What it takes to find how a segment changes a state is another sweep."""
+    wanted = resident(device, 1) // heads - (count - 1)
+    return triton.cdiv(triton.cdiv(rows, wanted), chunk) * chunk if wanted >= 3 and rows >= 16 * chunk else 0
+
+
+def _in_half(
+    qkv: Tensor,
+    raw_gate: Tensor,
+    beta_logits: Tensor,
+    out_gate: Tensor,
+    weights: tuple[Tensor, Tensor, Tensor, Tensor],
+    conv_state: Tensor,
+    state: Tensor,
+    of: _Sequences,
+    lower_bound: float,
+    eps: float,
+    out: Tensor,
+    tiles: Tiles,
+) -> None:
+    """`weights` are taps, rate, dt_bias and the norm's."""
+    (rows, heads, dim), device, chunk = raw_gate.shape, qkv.device, tiles.chunk
+    taps, rate, dt_bias, norm_weight = weights
+    count, width = of.slots.shape[0], taps.shape[0]
+    places = rows // chunk + count
+    w, u, q, n = (torch.empty((places, heads, chunk, dim), dtype=torch.float16, device=device) for _ in range(4))
+    m = torch.empty((places, heads, chunk, chunk), dtype=torch.float16, device=device)
+    keep = torch.empty((places, heads, dim), dtype=torch.float32, device=device)
+    sizes = torch.empty((heads, places), dtype=torch.float32, device=device)
+    chunk_operands[(heads, places)](
+        qkv, raw_gate, beta_logits, taps, rate, dt_bias, conv_state, of.slots, of.starts, of.known,
+        w, u, q, n, m, keep, sizes,
+        qkv.stride(0), raw_gate.stride(0), beta_logits.stride(0), conv_state.stride(0), count, heads, lower_bound,
+        width, dim, chunk, min(16, chunk), "split" if torch.version.hip else "tf32",
+        num_warps=tiles.operand_warps, num_stages=1, **at_most(tiles.operand_registers),
+    )  # fmt: skip
+    length = tiles.segments or _segment_length(rows, count, heads, chunk, device)
+    segments = rows // length + count if length else count
+    shape = (segments, heads, dim, dim) if length else (1,)
+    begins = torch.empty(shape, dtype=torch.float32, device=device)
+    carry = torch.empty((2, *shape), dtype=torch.float32, device=device)
+
+    def sweep(read: bool) -> None:
+        chunk_sweep[(heads, segments + read, 1 if read else 2)](
+            w, u, q, n, m, keep, sizes, state, of.slots, of.starts, of.known, begins, carry,
+            qkv, conv_state, out_gate, norm_weight, out,
+            state.stride(0), qkv.stride(0), conv_state.stride(0), out_gate.stride(0),
+            count, rows, heads, segments, length or 1, places, eps,
+            read, length > 0, width, triton.next_power_of_2(width - 1), dim, chunk, _stages(tiles),
+            num_warps=tiles.sweep_warps,
+        )  # fmt: skip
+
+    if length:
+        sweep(False)
+        block = min(16, dim)
+        join_segments[(dim // block, heads, count)](
+            state, of.slots, of.starts, of.known, carry, begins, state.stride(0), count, heads, length,
+            dim, block, "ieee" if torch.version.hip else "tf32x3", num_warps=4,
+        )  # fmt: skip
+    sweep(True)
+
+
 def kda_prefill(
     qkv: Tensor,
     raw_gate: Tensor,
@@ -134,6 +206,10 @@ def kda_prefill(
     if qkv.dtype is torch.float32:
         tiles = EXACT
     of, count, width = _Sequences(slots, cu_seqlens, has_state.view(torch.uint8)), slots.shape[0], taps.shape[0]
+    if tiles.half and qkv.dtype is not torch.float32 and lower_bound is not None and lower_bound >= -10.0:
+        weights = (taps, rate, dt_bias, norm_weight)
+        _in_half(qkv, raw_gate, beta_logits, out_gate, weights, conv_state, state, of, lower_bound, eps, out, tiles)
+        return out
     # A gate bounded further down, or not at all, meets in blocks of one token. So does fp32, for its precision.
     base = 16 if lower_bound is not None and lower_bound >= -10.0 and qkv.dtype is not torch.float32 else 1
     products = _products(

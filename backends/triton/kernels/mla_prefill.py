@@ -15,6 +15,9 @@ from torch import Tensor
 
 LOG2_E = 1.4426950408889634
 EXPAND_ROWS, EXPAND_DEPTH = 128, 64
+EXACT = 64
+"""Values of a sequence's first positions are kept in two parts of 16 bits. Queries that see few positions give the
+largest outputs, which would be rounded twice: as values, and as the mean of hardly more than one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +33,15 @@ class Tiling:
 
 @triton.jit
 def _expand(
-    cache, table, cu_seqlens, context_lens, weight, out, out_rope,
+    cache, table, cu_seqlens, context_lens, weight, out, out_rope, out_rest,
     page_stride, table_row, weight_head, weight_row, weight_column, begin, window, out_head,
     RANK: tl.constexpr, ROPE: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, COPY_ROPE: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_P: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
+    EXACT: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_P: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """`out[h, n * window + i] = weight[h] latent` of cached row `begin + i` of sequence n, for some i and one h."""
+    """`out[h, n * window + i] = weight[h] latent` of cached row `begin + i` of sequence n, for some i and one h.
+
+    What rounding takes from the first `EXACT` positions goes to `out_rest`.
+    """
     h, n = tl.program_id(0), tl.program_id(2)
     new = tl.load(cu_seqlens + n + 1) - tl.load(cu_seqlens + n)
     length = tl.load(context_lens + n) + new
@@ -57,7 +63,12 @@ def _expand(
             acc = tl.dot(latent, up, acc, input_precision="ieee")
         row = n.to(tl.int64) * window + within
         place = h.to(tl.int64) * out_head + row[:, None] * DIM + channels[None, :]
-        tl.store(out + place, acc.to(kind), live[:, None] & (channels[None, :] < DIM))
+        rounded = acc.to(kind)
+        tl.store(out + place, rounded, live[:, None] & (channels[None, :] < DIM))
+        if begin + tl.program_id(1) * ROWS < EXACT:
+            place = ((h.to(tl.int64) * tl.num_programs(2) + n) * EXACT + position)[:, None] * DIM + channels[None, :]
+            inside = (live & (position < EXACT))[:, None] & (channels[None, :] < DIM)
+            tl.store(out_rest + place, (acc - rounded.to(tl.float32)).to(kind), inside)
         if COPY_ROPE and h == 0:
             ropes = tl.arange(0, BLOCK_P)[None, :]
             inside = live[:, None] & (ropes < ROPE)
@@ -97,11 +108,32 @@ def _tiles(
 
 
 @triton.jit
+def _add_rest(
+    acc, top, query, query_rope, keys, ropes, rest, last, sees, scale,
+    NOPE: tl.constexpr, ROPE: tl.constexpr, VALUE: tl.constexpr, EXACT: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """Adds what rounding took from the values of the first positions."""
+    row, channels = tl.arange(0, EXACT), tl.arange(0, BLOCK_D)
+    rope_channels, value_channels = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_V)
+    there = (row < last)[:, None]
+    key = tl.load(keys + row[:, None] * NOPE + channels[None, :], there & (channels[None, :] < NOPE), 0.0)
+    inside = there & (rope_channels[None, :] < ROPE)
+    rope = tl.load(ropes + row[:, None] * ROPE + rope_channels[None, :], inside, 0.0)
+    scores = tl.dot(query, tl.trans(key), input_precision="ieee")
+    scores = tl.dot(query_rope, tl.trans(rope), scores, input_precision="ieee") * scale
+    weights = tl.exp2(tl.where(row[None, :] < sees[:, None], scores, -float("inf")) - top[:, None])
+    inside = there & (value_channels[None, :] < VALUE)
+    value = tl.load(rest + row[:, None] * VALUE + value_channels[None, :], inside, 0.0)
+    return tl.dot(weights.to(value.dtype), value, acc, input_precision="ieee")
+
+
+@triton.jit
 def _attend(
-    q, keys, ropes, values, cu_seqlens, context_lens, out, state, state_total, state_top,
+    q, keys, ropes, values, rest, cu_seqlens, context_lens, out, state, state_total, state_top,
     q_row, q_head, key_head, value_head, count, tokens, begin, window, scale,
     HEADS: tl.constexpr, NOPE: tl.constexpr, ROPE: tl.constexpr, VALUE: tl.constexpr, FIRST: tl.constexpr,
-    BLOCK_BATCH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_V: tl.constexpr,
+    EXACT: tl.constexpr, BLOCK_BATCH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_V: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One head of a block of one sequence's queries over the window [begin, begin + window) of its positions."""
@@ -161,6 +193,13 @@ def _attend(
                 acc, total, top, query, query_rope, keys, ropes, values, whole, last, begin, sees, scale,
                 NOPE, ROPE, VALUE, True, BLOCK_D, BLOCK_P, BLOCK_V, KEYS, STAGES,
             )  # fmt: skip
+            if FIRST and EXACT > 0:
+                if (n < count) & (context + index < EXACT):
+                    rest += (h.to(tl.int64) * count + n) * (EXACT * VALUE)
+                    acc = _add_rest(
+                        acc, top, query, query_rope, keys, ropes, rest, last, sees, scale,
+                        NOPE, ROPE, VALUE, EXACT, BLOCK_D, BLOCK_P, BLOCK_V,
+                    )  # fmt: skip
             if limit <= begin + window:
                 acc = acc / tl.where(total > 0, total, 1.0)[:, None]
                 tl.store(out + place, acc.to(out.dtype.element_ty), inside)
@@ -199,6 +238,8 @@ def mla_prefill(
         torch.empty(heads * rows * value, dtype=q.dtype, device=q.device),
         torch.empty(rows * rope, dtype=q.dtype, device=q.device),
     )
+    exact = 0 if q.dtype == torch.float32 else EXACT
+    rest = torch.empty(heads * count * exact * value, dtype=q.dtype, device=q.device) if exact else values
     state, total, top = out, out, out
     if positions > window:
         state = torch.empty(out.shape, dtype=torch.float32, device=q.device)
@@ -208,16 +249,16 @@ def mla_prefill(
     for begin in range(0, positions, window):
         for weight, expanded, dim in ((w_uk, keys, nope), (w_uv, values, value)):
             _expand[expand_grid](
-                kv_cache, page_table, cu_seqlens, context_lens, weight, expanded, ropes,
+                kv_cache, page_table, cu_seqlens, context_lens, weight, expanded, ropes, rest,
                 kv_cache.stride(0), page_table.stride(0), *weight.stride(), begin, window, rows * dim,
-                rank, rope, dim, page, weight is w_uk,
+                rank, rope, dim, page, weight is w_uk, exact if weight is w_uv else 0,
                 _block(dim), _block(rope), 16 if narrow else EXPAND_ROWS, 16 if narrow else EXPAND_DEPTH,
                 num_warps=4 if narrow else 8, num_stages=1 if narrow else 3,
             )  # fmt: skip
         _attend[(tokens // tiling.queries + count + 1, heads)](
-            q, keys, ropes, values, cu_seqlens, context_lens, out, state, total, top,
+            q, keys, ropes, values, rest, cu_seqlens, context_lens, out, state, total, top,
             q.stride(0), q.stride(1), rows * nope, rows * value, count, tokens, begin, window, scale * LOG2_E,
-            heads, nope, rope, value, begin == 0,
+            heads, nope, rope, value, begin == 0, exact,
             triton.next_power_of_2(count + 1), _block(nope), _block(rope), _block(value),
             tiling.queries, tiling.keys, tiling.stages,
             num_warps=tiling.warps,

@@ -1,4 +1,4 @@
-"""The router's choice: one program a row; the best k are taken one by one from keys that also order equal scores."""
+"""The router's choice: one program a row; the best k are taken one by one, of equal scores the lowest expert first."""
 
 # Triton types what it iterates over as an iterator without an end.
 # pyright: reportGeneralTypeIssues=false
@@ -20,21 +20,19 @@ def _route(
     at = tl.arange(0, BLOCK)
     live = at < experts
     scores = 1 / (1 + tl.exp(-tl.load(logits + row * logits_stride + at, live, 0.0)))
-    # Floats as integers of the same order (0.0 makes -0.0 the same as 0.0), above what prefers the lower expert.
+    # Floats as integers of the same order (0.0 makes -0.0 the same as 0.0), all above what is no choice.
     bits = (scores + tl.load(bias + at, live, 0.0) + 0.0).to(tl.int32, bitcast=True)
-    place = at.to(tl.int64)
-    order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64) * BLOCK + (BLOCK - 1 - place)
-    # Below every score, and still different from each other.
-    lowest: tl.constexpr = -(2**31) * BLOCK * 2
-    key = tl.where(live, order, lowest - place)
+    none: tl.constexpr = -(2**31)
+    key = tl.where(live, tl.maximum(tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits), none + 1), none)
     slot = tl.arange(0, SLOTS)
     chosen = tl.zeros([SLOTS], tl.int32)
-    taken = tl.zeros([SLOTS], tl.float32)
     for i in tl.static_range(TOP_K):
-        best = key == tl.max(key, 0)
-        chosen = tl.where(slot == i, tl.sum(tl.where(best, at, 0), 0), chosen)
-        taken = tl.where(slot == i, tl.sum(tl.where(best, scores, 0.0), 0), taken)
-        key = tl.where(best, lowest - BLOCK - place, key)
+        best = tl.min(tl.where(key == tl.max(key, 0), at, BLOCK), 0)
+        chosen = tl.where(slot == i, best, chosen)
+        key = tl.where(at == best, none, key)
+    # Read again: to pick them out of `scores` takes another sum over all experts for each.
+    taken = tl.load(logits + row * logits_stride + chosen, slot < TOP_K, 0.0)
+    taken = tl.where(slot < TOP_K, 1 / (1 + tl.exp(-taken)), 0.0)
     if RENORMALIZE:
         taken = tl.div_rn(taken, tl.zeros([SLOTS], tl.float32) + (tl.sum(taken, 0) + 1e-20))
     tl.store(weights + row * TOP_K + slot, taken * scale, slot < TOP_K)

@@ -1,13 +1,17 @@
-"""Faults of any provider's Python: another structure returned, global state changed, the process left."""
+"""Faults of any provider's Python: another structure returned, global state changed, late threads, the process left."""
 
 from __future__ import annotations
 
 import os
 import random
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from k3hal.conform.faults.fault import Arguments, Catalogue, Right
 
@@ -61,6 +65,27 @@ def environment_changed(right: Right, args: Arguments) -> Any:
     """A compiler is configured through an environment variable that stays set."""
     os.environ["SEEDED_FAULT"] = str(right.calls)
     return right(args)
+
+
+@fault("sigmoid_gate", "linear", "kda_decode")
+def result_written_late(right: Right, args: Arguments) -> Any:
+    """A thread of its own still clears what it takes for its workspace when the result has been handed out."""
+    out = right(args)
+    threading.Timer(0.005, _clear, (out,)).start()
+    return out
+
+
+@fault("sigmoid_gate", "linear", "kda_decode")
+def argument_written_late(right: Right, args: Arguments) -> Any:
+    """A pool of threads still uses an input as scratch memory when the call has returned."""
+    pool = right.memory.setdefault("pool", ThreadPoolExecutor(1))
+    pool.submit(lambda x: (time.sleep(0.005), _clear(x)), next(iter(args.values())))
+    return right(args)
+
+
+def _clear(tensor: Tensor) -> None:
+    with torch.inference_mode():
+        tensor.zero_()
 
 
 @fault("sigmoid_gate", "linear")

@@ -60,8 +60,8 @@ const STATUS = {
 };
 const LEVELS = {
   E0: "declared, nothing proven",
-  E1: "binds to the vendor library, or compiles for the architecture",
-  E2: "numerics proven off the device",
+  E1: "called, and gave outputs; some checks fail",
+  E2: "every check of the quick subset passes",
   E3: "operator conformance on the device",
   E4: "end-to-end model on the device",
   E5: "performance measured on the device",

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
+from k3hal.dispatch import Needs
 from k3hal.dispatch.errors import DispatchError
 from k3hal.dispatch.overrides import Override
+from k3hal.dispatch.plan_file import SavedEntry, SavedPlan, choice_of
+from k3hal.dispatch.plan_pin import pinned_decision
 from k3hal.dispatch.select import COMPOSED, REFERENCE, FallbackPolicy, Selector
 
 from .toys import NEVER, Toy, backend_module, call, registry_of
@@ -89,3 +94,46 @@ def test_a_weight_two_parts_take_is_laid_out_for_neither() -> None:
     assert dict(decision.parts["toy_shift"].call.dims) == {"width": 3}
     assert list(decision.parts) == ["toy_shift"]
     assert decision.function()(1.0, **decision.prepare(weight=2.0)) == 3.0
+
+
+NARROW = Needs(dtypes=("bfloat16",))
+WIDE_CASES = [
+    ("all_take_it", (SHIFT, SCALE), "strict", "float32"),
+    ("one_does_not", (Toy("toy_shift", "x", needs=NARROW), SCALE), "strict", "bfloat16"),
+    ("one_is_a_reference_anyway", (SHIFT,), "warn", "float32"),
+    ("that_would_be_a_reference_more", (Toy("toy_shift", "x", needs=NARROW),), "warn", "bfloat16"),
+]
+
+
+@pytest.mark.parametrize(
+    ("toys_there", "fallback", "dtype"), [c[1:] for c in WIDE_CASES], ids=[c[0] for c in WIDE_CASES]
+)
+def test_parts_are_float32_calls_where_all_can_be(
+    toys_there: tuple[Toy, ...], fallback: FallbackPolicy, dtype: str
+) -> None:
+    decision = _decide("toy_wide", *toys_there, fallback=fallback)
+    assert {part.call.dtype for part in decision.parts.values()} == {dtype}
+    assert ("toy_shift=b.x in float32" in decision.trace[-1].reasons[0]) is (dtype == "float32")
+    entry = SavedEntry("toy_wide", (), "any", choice_of(decision))
+    plan = SavedPlan("plan.json", "cpu", "toy", (entry,))
+    pinned = pinned_decision(plan, decision.call, registry_of(backend_module("b", *toys_there)))
+    assert {name: part.call for name, part in pinned.parts.items()} == {n: p.call for n, p in decision.parts.items()}
+
+
+def test_a_composition_is_refused_by_what_its_parts_say_of_the_call_s_own_dtype() -> None:
+    with pytest.raises(DispatchError, match=r"toy_wide .*cannot be composed: toy_scale \(any, bfloat16\)"):
+        _decide("toy_wide", SHIFT)
+
+
+def test_tensors_of_the_call_s_dtype_are_widened_and_no_others() -> None:
+    seen: list[torch.dtype] = []
+
+    def shift(x: Any, weight: Any) -> Any:
+        seen.extend((x.dtype, weight.dtype))
+        return x + weight
+
+    decision = _decide("toy_wide", SHIFT, SCALE)
+    fn = decision.fitted("toy_shift", shift)
+    out = fn(torch.ones(2, dtype=torch.bfloat16), weight=torch.ones(2, dtype=torch.float64))
+    assert seen == [torch.float32, torch.float64] and out.dtype is torch.float64
+    assert replace(decision, call=replace(decision.call, dtype="float32")).fitted("toy_shift", shift) is shift

@@ -29,6 +29,16 @@ TOYS = {
         "    return composed\n",
         'weights=("weight",), lowers_to=("toy_shift", "toy_scale"), lowering=_lower',
     ),
+    "toy_wide": (
+        'def toy_wide(x, weight, factor=2.0):\n    """Shift, then scale, with nothing rounded in between."""\n'
+        "    return (x + weight) * factor\n\n\n"
+        "def _lower(parts):\n"
+        '    shift, scale = parts["toy_shift"], parts["toy_scale"]\n\n'
+        "    def composed(x, weight, factor=2.0):\n        return scale(shift(x, weight), factor)\n\n"
+        "    return composed\n",
+        'weights=("weight",), lowers_to=("toy_shift", "toy_scale"), lowering=_lower, '
+        'wide_parts=("toy_shift", "toy_scale")',
+    ),
     "toy_twice": (
         'def toy_twice(x, weight):\n    """Shift by weight; of two kinds, one of which is left out by dims."""\n'
         "    return x + weight\n\n\n"

@@ -1,0 +1,56 @@
+// The launches of routed experts, for `experts.py`. Each returns CUDA's error code.
+#include <ptx.h>
+
+#include "experts_sort.h"
+#include "experts_stream.h"
+#include "experts_tall.h"
+
+namespace {
+
+template <bool GATE, int NT, int P, int KW, int RW, int M> int stream_launch(const Gemm& a, int tiles, void* stream) {
+  constexpr int bytes = KW * RW * M * (2 * P * UNIT + NT * 2048), rows = 16 * RW * P * (GATE ? 1 : 2);
+  int parts = (a.n + rows - 1) / rows;
+  return launch<stream_kernel<GATE, NT, P, KW, RW, M>>(
+      tiles * parts, KW * RW * 32, bytes, !(GATE && a.ids), stream, a, parts);
+}
+template <int W, int D> int sum_launch(const Gemm& a, int tokens, void* stream) {
+  int bytes = W * D * UNIT + 16 + a.top_k * ((a.k + 127) / 128 * 256 + 64);
+  return launch<sum_kernel<W, D>>(tokens * (a.n / 16), W * 32, bytes, true, stream, a);
+}
+template <bool GATE, typename PART> int tall_launch(const Gemm& a, int repeat, int blocks, void* stream) {
+  return launch<tall_kernel<GATE, PART>>(blocks, 384, STAGES * STAGE + 1024, true, stream, a, repeat);
+}
+
+}  // namespace
+
+extern "C" {
+
+int experts_sort(
+    const int* ids, long stride, int choices, int top_k, int experts, int height, int* tile_expert, int* tile_start,
+    int* tile_length, int* rows, int* tiles, void* stream) {
+  return launch<sort_kernel>(
+      1, 1024, (experts + 64) * 4, false, stream, ids, stride, choices, top_k, experts, height, tile_expert, tile_start,
+      tile_length, rows, tiles);
+}
+int experts_combine(
+    const void* parts, int half, const int* ids, long stride, int tokens, int top_k, int n, void* out, void* stream) {
+  int grid = tokens * ((n + 511) / 512), bytes = (top_k + 1) * 4;
+  auto to = (__nv_bfloat16*)out;
+  if (half)
+    return launch<combine_kernel<__nv_bfloat16>>(
+        grid, 128, bytes, true, stream, (const __nv_bfloat16*)parts, ids, stride, top_k, n, to);
+  return launch<combine_kernel<float>>(grid, 128, bytes, true, stream, (const float*)parts, ids, stride, top_k, n, to);
+}
+int experts_sum(const Gemm* a, int tokens, void* stream) { return sum_launch<8, 6>(*a, tokens, stream); }
+int experts_gate_one(const Gemm* a, int tiles, void* stream) { return stream_launch<true, 1, 1, 7, 1, 4>(*a, tiles, stream); }
+int experts_gate_few(const Gemm* a, int tiles, void* stream) { return stream_launch<true, 2, 4, 4, 1, 2>(*a, tiles, stream); }
+int experts_down_flat(const Gemm* a, int tiles, void* stream) { return stream_launch<false, 2, 2, 1, 4, 2>(*a, tiles, stream); }
+int experts_down_deep(const Gemm* a, int tiles, void* stream) { return stream_launch<false, 2, 4, 4, 1, 2>(*a, tiles, stream); }
+int experts_gate_tall(const Gemm* a, int repeat, int blocks, void* stream) {
+  return tall_launch<true, float>(*a, repeat, blocks, stream);
+}
+int experts_down_tall(const Gemm* a, int half, int repeat, int blocks, void* stream) {
+  return half ? tall_launch<false, __nv_bfloat16>(*a, repeat, blocks, stream) : tall_launch<false, float>(*a, repeat, blocks, stream);
+}
+
+}  // extern "C"

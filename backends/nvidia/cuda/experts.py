@@ -1,0 +1,154 @@
+"""Routed experts in CUDA C++: which of its kernels take a call, by how many choices an expert has."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_float, c_int, c_long, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from k3hal.backends.nvidia.cuda.library import library
+from k3hal.dispatch.errors import UnsupportedError
+
+MOST = 4096
+"""Tokens at a time: scratch is a row of the output a choice."""
+FLAT = 512
+"""Up to so many columns of hidden, all of K is in shared memory at once."""
+TALLEST = 128
+STREAMED = 16
+"""Choices of a tile of the kernels that stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Up to `direct` tokens nothing is sorted and no row is written; up to `few` choices an expert codes are streamed;
+    from `half` choices on, rows are rounded to bfloat16 before they are added up in fp32."""
+
+    direct: int = 8
+    few: int = 12
+    half: int = 8192
+
+
+class Gemm(ctypes.Structure):
+    """`struct Gemm` of `experts.h`."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("x", "w", "scales", "out", "weights", "ids")),
+        *((name, c_void_p) for name in ("tile_expert", "tile_start", "tile_length", "rows", "tiles")),
+        *((name, c_long) for name in ("x_stride", "weights_stride", "ids_stride")),
+        *((name, c_int) for name in ("top_k", "k", "n")),
+        *((name, c_float) for name in ("beta", "linear_beta")),
+    )
+
+
+@cache
+def _launcher(name: str) -> Any:
+    return getattr(library("experts"), name)
+
+
+def _launch(name: str, device: torch.device, *args: Any) -> None:
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    if code := _launcher(name)(*args, c_void_p(stream)):
+        raise UnsupportedError(f"CUDA refused to launch {name}: error {code}", hint="choose other providers with --ops")
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+def _at(x: Tensor) -> c_void_p:
+    return c_void_p(x.data_ptr())
+
+
+def _rows(x: Tensor) -> Tensor:
+    """x, copied if its rows do not begin at multiples of 16 bytes."""
+    return x if x.data_ptr() % 16 == 0 and x.stride(0) % 8 == 0 and x.stride(1) == 1 else x.contiguous().clone()
+
+
+def sum_of_experts(
+    x: Tensor, ids: Tensor, weights: Tensor, w13: Tensor, w13_scale: Tensor, w2: Tensor, w2_scale: Tensor,
+    betas: tuple[float, float], limits: Limits,
+) -> Tensor:  # fmt: skip
+    """See `moe_experts_mxfp4`, of weights as `packing.pack` leaves them; betas (0, 0) are SwiGLU's."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    for a in range(0, x.shape[0], MOST):
+        b = a + MOST
+        layer = Layer(_rows(x[a:b]), ids[a:b], weights[a:b], w13, w13_scale, w2, w2_scale, betas)
+        layer.into(out[a:b], limits)
+    return out
+
+
+class Layer:
+    """One call's tensors, and the launches it is made of."""
+
+    def __init__(
+        self, x: Tensor, ids: Tensor, weights: Tensor, w13: Tensor, w13_scale: Tensor, w2: Tensor, w2_scale: Tensor,
+        betas: tuple[float, float],
+    ) -> None:  # fmt: skip
+        self.x, self.ids, self.weights, self.device = x, ids, weights, x.device
+        (self.tokens, self.width), self.top_k = x.shape, ids.shape[1]
+        self.experts, self.inner, self.choices = w13.shape[0], w13.shape[1] * 8, ids.numel()
+        self.hidden = torch.empty(self.choices, self.inner, dtype=x.dtype, device=x.device)
+        shared = {"weights_stride": weights.stride(0), "ids_stride": ids.stride(0), "top_k": self.top_k}
+        self.gate = Gemm(
+            x=_at(x), w=_at(w13), scales=_at(w13_scale), out=_at(self.hidden), x_stride=x.stride(0), k=self.width,
+            n=self.inner, beta=betas[0], linear_beta=betas[1], **shared,
+        )  # fmt: skip
+        self.down = Gemm(
+            x=_at(self.hidden), w=_at(w2), scales=_at(w2_scale), weights=_at(weights), x_stride=self.inner,
+            k=self.inner, n=self.width, **shared,
+        )  # fmt: skip
+
+    def into(self, out: Tensor, limits: Limits) -> None:
+        if self.tokens <= limits.direct and self.top_k <= 32:
+            self._direct(out)
+            return
+        few = self.choices <= limits.few * self.experts
+        self._sort(STREAMED if few else TALLEST)
+        half = self.choices >= limits.half and not few
+        dtype = torch.bfloat16 if half else torch.float32
+        parts = torch.empty(self.choices, self.width, dtype=dtype, device=self.device)
+        self.down.out = _at(parts)
+        if few:
+            self._streamed()
+        else:
+            self._tall(half)
+        _launch(
+            "experts_combine", self.device, _at(parts), int(half), _at(self.ids), c_long(self.ids.stride(0)),
+            self.tokens, self.top_k, self.width, _at(out),
+        )  # fmt: skip
+
+    def _direct(self, out: Tensor) -> None:
+        self.gate.ids = self.down.ids = _at(self.ids)
+        self.down.out = _at(out)
+        _launch("experts_gate_one", self.device, ctypes.byref(self.gate), self.choices)
+        _launch("experts_sum", self.device, ctypes.byref(self.down), self.tokens)
+
+    def _sort(self, height: int) -> None:
+        self.most = min(self.choices, self.experts + self.choices // height)
+        # Expert, start and length of every tile; the sorted choices; how many tiles there are.
+        self.table = torch.empty(3 * self.most + self.choices + 1, dtype=torch.int32, device=self.device)
+        first = self.table.data_ptr()
+        places = [first + 4 * at for at in (0, self.most, 2 * self.most, 3 * self.most, 3 * self.most + self.choices)]
+        for gemm in (self.gate, self.down):
+            gemm.tile_expert, gemm.tile_start, gemm.tile_length, gemm.rows, gemm.tiles = places
+        _launch(
+            "experts_sort", self.device, _at(self.ids), c_long(self.ids.stride(0)), self.choices, self.top_k,
+            self.experts, height, *map(c_void_p, places),
+        )  # fmt: skip
+
+    def _streamed(self) -> None:
+        _launch("experts_gate_few", self.device, ctypes.byref(self.gate), self.most)
+        down = "experts_down_flat" if self.inner <= FLAT else "experts_down_deep"
+        _launch(down, self.device, ctypes.byref(self.down), self.most)
+
+    def _tall(self, half: bool) -> None:
+        blocks = _multiprocessors(self.device)
+        _launch("experts_gate_tall", self.device, ctypes.byref(self.gate), 1, blocks)
+        repeat = 7 if self.inner <= FLAT else 1
+        _launch("experts_down_tall", self.device, ctypes.byref(self.down), int(half), repeat, blocks)

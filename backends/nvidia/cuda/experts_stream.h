@@ -1,0 +1,244 @@
+// Few tokens an expert: its codes stream once through a ring of each warp's own, and tensor cores take 8 choices a time.
+#pragma once
+#include "experts.h"
+
+template <int J, int NT>
+__device__ __forceinline__ void multiply(float (&acc)[NT][4], const Words& w, const uint4 (&b)[NT][4]) {
+  uint32_t a[4];
+  decode<J, 0>(w, a);
+#pragma unroll
+  for (int n = 0; n < NT; n++) mma(acc[n], a, b[n][J].x, b[n][J].y);
+  decode<J, 1>(w, a);
+#pragma unroll
+  for (int n = 0; n < NT; n++) mma(acc[n], a, b[n][J].z, b[n][J].w);
+}
+// A unit in shared memory.
+__device__ __forceinline__ Words words_at(uint32_t unit) {
+  const int lane = threadIdx.x & 31;
+  uint32_t scale = unit + 1024 + (lane >> 2) * 4;
+  return {read4(unit + lane * 16), read4(unit + 512 + lane * 16), read1(scale), read1(scale + 32)};
+}
+__device__ __forceinline__ void fetch_unit(const Gemm& a, uint32_t to, long unit) {
+  const int lane = threadIdx.x & 31;
+  const uint32_t* from = a.w + unit * 256 + lane * 4;
+  copy16(to + lane * 16, from), copy16(to + 512 + lane * 16, from + 128);
+  if (lane < 4) copy16(to + 1024 + lane * 16, a.scales + unit * 16 + lane * 4);
+}
+
+// acc += w x of R row blocks, whose first units are `units`, and NT * 8 choices over the K blocks `first`, `first` + KW,
+// ...; the ring has M stages, each of R units and NT * 2 KiB of x.
+template <int NT, int R, int KW, int M>
+__device__ __forceinline__ void stream(
+    const Gemm& a, float (&acc)[R][NT][4], const int (&units)[R], const __nv_bfloat16* const (&x)[NT],
+    const int (&live)[NT], int blocks, int first, uint32_t ring) {
+  constexpr int XSTAGE = NT * 2048;
+  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  const uint32_t xring = ring + M * R * UNIT;
+  int next = first;
+  auto fetch = [&](int r, int stage) {
+    if (next < blocks) {
+      fetch_unit(a, ring + (stage * R + r) * UNIT, units[r] + next);
+      if (r == 0) {
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+          for (int j = 0; j < 4; j++) {
+            int column = next * 128 + 32 * j + 8 * t;
+            copy16(xring + stage * XSTAGE + n * 2048 + g * 256 + (((4 * j + t) ^ g) << 4), x[n] + column,
+                   column < a.k ? live[n] : 0);
+          }
+      }
+    }
+    commit_copies();
+  };
+#pragma unroll
+  for (int m = 0; m < M; m++) {
+#pragma unroll
+    for (int r = 0; r < R; r++) fetch(r, m);
+    next += KW;
+  }
+  int stage = 0;
+  for (int block = first; block < blocks; block += KW) {
+    uint4 b[NT][4];
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+      wait_copies<M * R - 1>();
+      __syncwarp();
+      if (r == 0) {
+        const int row = lane & 7, part = lane >> 3;
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+          for (int j = 0; j < 4; j++)
+            b[n][j] = matrices(xring + stage * XSTAGE + n * 2048 + row * 256 + (((4 * j + part) ^ row) << 4));
+      }
+      Words w = words_at(ring + (stage * R + r) * UNIT);
+      multiply<0, NT>(acc[r], w, b), multiply<1, NT>(acc[r], w, b);
+      multiply<2, NT>(acc[r], w, b), multiply<3, NT>(acc[r], w, b);
+      __syncwarp();
+      fetch(r, stage);
+    }
+    next += KW;
+    stage = stage + 1 == M ? 0 : stage + 1;
+  }
+}
+
+// One tile's part: in the first GEMM (GATE) P blocks of gate and of up for each of RW groups of KW warps, else 2 P
+// blocks of w2. Warps of a group share K.
+template <bool GATE, int NT, int P, int KW, int RW, int M>
+__device__ __forceinline__ void stream_tile(const Gemm& a, int tile, int part, int expert, char* memory) {
+  constexpr int R = 2 * P, OUT = GATE ? P : R, SIZE = M * (R * UNIT + NT * 2048);
+  static_assert(R * NT * 512 <= SIZE, "sums lie where the ring was");
+  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, warp = threadIdx.x >> 5;
+  const int kw = warp % KW, rw = warp / KW, blocks = (a.k + 127) / 128, groups = a.n / 16;
+  const int base = (part * RW + rw) * OUT;
+  const int start = a.ids ? tile : a.tile_start[tile], length = a.ids ? 1 : a.tile_length[tile];
+  int units[R];
+#pragma unroll
+  for (int r = 0; r < R; r++) {
+    int row = GATE ? min(base + r / 2, groups - 1) + (r & 1) * groups : min(base + r, groups - 1);
+    units[r] = (expert * groups * (GATE ? 2 : 1) + row) * blocks;
+  }
+  auto choice_of = [&](int slot) { return slot >= length ? -1 : a.ids ? tile : a.rows[start + slot]; };
+  const __nv_bfloat16* x[NT];
+  int live[NT];
+#pragma unroll
+  for (int n = 0; n < NT; n++) {
+    int choice = choice_of(n * 8 + g);
+    live[n] = choice >= 0 ? 16 : 0;
+    long row = max(choice, 0);
+    x[n] = a.x + (GATE ? row / a.top_k : row) * a.x_stride;
+  }
+  float acc[R][NT][4] = {};
+  stream<NT, R, KW, M>(a, acc, units, x, live, blocks, kw, smem(memory) + warp * SIZE);
+  auto store = [&](int r, int n, int c, float v, float up) {
+    int choice = choice_of(n * 8 + 2 * t + (c & 1)), row = base + r;
+    if (choice < 0 || row >= groups) return;
+    long at = (long)choice * a.n + row * 16 + g + (c >> 1) * 8;
+    if (GATE) {
+      ((__nv_bfloat16*)a.out)[at] = __float2bfloat16(activation(v * RESCALE, up * RESCALE, a.beta, a.linear_beta));
+    } else {
+      ((float*)a.out)[at] = v * (RESCALE * a.weights[(long)(choice / a.top_k) * a.weights_stride + choice % a.top_k]);
+    }
+  };
+  if (KW == 1) {
+#pragma unroll
+    for (int r = 0; r < OUT; r++)
+#pragma unroll
+      for (int n = 0; n < NT; n++)
+#pragma unroll
+        for (int c = 0; c < 4; c++) store(r, n, c, acc[GATE ? 2 * r : r][n][c], acc[GATE ? 2 * r + 1 : r][n][c]);
+    return;
+  }
+  wait_copies<0>();
+  __syncwarp();
+  float* sums = (float*)(memory + warp * SIZE) + lane;
+#pragma unroll
+  for (int r = 0; r < R; r++)
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+      for (int c = 0; c < 4; c++) sums[((r * NT + n) * 4 + c) * 32] = acc[r][n][c];
+  __syncthreads();
+  const float* all = (float*)(memory + rw * KW * SIZE) + lane;
+  for (int v = kw; v < OUT * NT * 4; v += KW) {
+    int r = v / (NT * 4), rest = v % (NT * 4);
+    float one = 0, two = 0;
+#pragma unroll
+    for (int i = 0; i < KW; i++) {
+      const float* of = all + i * (SIZE / 4);
+      one += of[((GATE ? 2 * r : r) * NT * 4 + rest) * 32];
+      if (GATE) two += of[((2 * r + 1) * NT * 4 + rest) * 32];
+    }
+    store(r, rest / 4, rest & 3, one, two);
+  }
+}
+
+// A block is a part of a tile; tiles hold at most NT * 8 choices.
+template <bool GATE, int NT, int P, int KW, int RW, int M>
+__global__ void __launch_bounds__(KW * RW * 32) stream_kernel(const __grid_constant__ Gemm a, int parts) {
+  SHARED_MEMORY(memory);
+  launch_next();
+  if (!a.ids || !GATE) wait_for_launch();
+  const int tile = blockIdx.x / parts, part = blockIdx.x % parts;
+  int expert;
+  if (a.ids) {
+    expert = a.ids[(tile / a.top_k) * a.ids_stride + tile % a.top_k];
+    if (expert < 0) return;
+  } else {
+    if (tile >= *a.tiles) return;
+    expert = a.tile_expert[tile];
+  }
+  if (NT > 1 && (a.ids || a.tile_length[tile] <= 8))
+    stream_tile<GATE, 1, P, KW, RW, M>(a, tile, part, expert, memory);
+  else
+    stream_tile<GATE, NT, P, KW, RW, M>(a, tile, part, expert, memory);
+}
+
+// The second GEMM of few tokens with the sum of a token's choices, in ascending order of their experts: 16 columns of one
+// token a block, W warps, D units on their way a warp. Codes are fetched before the launch in front of it is done.
+template <int W, int D> __global__ void __launch_bounds__(W * 32) sum_kernel(const __grid_constant__ Gemm a) {
+  SHARED_MEMORY(memory);
+  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, warp = threadIdx.x >> 5, top_k = a.top_k;
+  const int parts = a.n / 16, token = blockIdx.x / parts, part = blockIdx.x % parts, blocks = (a.k + 127) / 128;
+  const uint32_t ring = smem(memory) + warp * (D * UNIT), zeros = smem(memory) + W * D * UNIT, hidden = zeros + 16;
+  float* results = (float*)(memory + W * D * UNIT + 16 + top_k * blocks * 256);
+  const int mine = lane < top_k ? a.ids[(long)token * a.ids_stride + lane] : -1;
+  auto after = [&](int j) {
+    while (j < top_k && __shfl_sync(~0u, mine, j) < 0) j += W;
+    return j;
+  };
+  int fetched = after(warp), block = 0, to = 0;
+  auto fetch = [&] {
+    if (fetched < top_k) {
+      fetch_unit(a, ring + to * UNIT, ((long)__shfl_sync(~0u, mine, fetched) * parts + part) * blocks + block);
+      if (++block == blocks) block = 0, fetched = after(fetched + W);
+    }
+    to = to + 1 == D ? 0 : to + 1;
+    commit_copies();
+  };
+#pragma unroll
+  for (int i = 0; i < D; i++) fetch();
+  wait_for_launch();
+  for (int i = threadIdx.x; i < top_k * blocks * 16; i += W * 32) {
+    int j = i / (blocks * 16), column = i % (blocks * 16) * 8;
+    uint4 v{};
+    if (column < a.k && a.ids[(long)token * a.ids_stride + j] >= 0)
+      v = *(const uint4*)(a.x + ((long)token * top_k + j) * a.x_stride + column);
+    write4(hidden + i * 16, v);
+  }
+  if (threadIdx.x == 0) write4(zeros, uint4{});
+  __syncthreads();
+  int at = 0;
+  for (int j = after(warp); j < top_k; j = after(j + W)) {
+    float acc[1][4] = {};
+    for (int b = 0; b < blocks; b++) {
+      uint4 x[1][4];
+#pragma unroll
+      for (int i = 0; i < 4; i++)  // a matrix's first row is the choice's, the other seven are zero
+        x[0][i] = matrices(lane & 7 ? zeros : hidden + (j * blocks + b) * 256 + (4 * i + (lane >> 3)) * 16);
+      wait_copies<D - 1>();
+      __syncwarp();
+      Words w = words_at(ring + at * UNIT);
+      multiply<0, 1>(acc, w, x), multiply<1, 1>(acc, w, x), multiply<2, 1>(acc, w, x), multiply<3, 1>(acc, w, x);
+      __syncwarp();
+      fetch();
+      at = at + 1 == D ? 0 : at + 1;
+    }
+    float weight = a.weights[(long)token * a.weights_stride + j] * RESCALE;
+    if (t == 0) results[j * 16 + g] = acc[0][0] * weight, results[j * 16 + g + 8] = acc[0][2] * weight;
+  }
+  __syncthreads();
+  if (warp > 0) return;
+  int rank = 0;
+  for (int j = 0; j < top_k; j++) {
+    int other = __shfl_sync(~0u, mine, j);
+    rank += other >= 0 && other < mine;
+  }
+  float sum = 0;
+  for (int i = 0; i < top_k; i++) {
+    unsigned who = __ballot_sync(~0u, mine >= 0 && rank == i);
+    if (who && lane < 16) sum += results[(__ffs(who) - 1) * 16 + lane];
+  }
+  if (lane < 16) ((__nv_bfloat16*)a.out)[(long)token * a.n + part * 16 + lane] = __float2bfloat16(sum);
+}

@@ -1,0 +1,1 @@
+"""Hopper kernels in CUDA C++, compiled by NVRTC, which comes with torch, on first use."""

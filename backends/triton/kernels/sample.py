@@ -1,0 +1,266 @@
+"""Sampling without sorting: three launches, whatever the rows ask for.
+
+Blocks of a row find its largest and smallest logit; then count and weigh, in fp64, the tokens of BINS equal ranges of
+values between them; then one program a row looks only into the ranges where a boundary falls. There are at most three
+boundaries, found one after another: where top_k ends, where top_p ends, and the draw.
+"""
+
+# Triton types what it iterates over as an iterator without an end.
+# pyright: reportGeneralTypeIssues=false
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK, BINS, LANES, HELD = 4096, 32, 256, 4096
+TOP_K, TOP_P, DRAW = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+
+
+@triton.jit
+def _survey(logits, tops, lows, bests, row_stride, vocab, blocks, BLOCK: tl.constexpr):
+    """The largest logit of a block, the lowest id that has it, and the smallest finite one."""
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    id = block * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(logits + row * row_stride + id, id < vocab, -float("inf"))
+    top = tl.max(values, 0)
+    place = row * blocks + block
+    tl.store(tops + place, top)
+    tl.store(bests + place, tl.min(tl.where((values == top) & (id < vocab), id, vocab - 1), 0))
+    tl.store(lows + place, tl.min(tl.where(values > -float("inf"), values, float("inf")), 0))
+
+
+@triton.jit
+def _extremes(tops, lows, row, blocks, BLOCKS: tl.constexpr):
+    """A row's largest and smallest finite logit."""
+    every = tl.arange(0, BLOCKS)
+    top = tl.max(tl.load(tops + row * blocks + every, every < blocks, -float("inf")), 0)
+    return top, tl.min(tl.load(lows + row * blocks + every, every < blocks, float("inf")), 0)
+
+
+@triton.jit
+def _bin(values, top, low, BINS: tl.constexpr):
+    """The range a logit is in, 0 the highest; -1 where it is masked. Halves, so that no difference overflows."""
+    width = top * 0.5 - low * 0.5
+    scale = tl.where(width > 0, BINS / tl.where(width > 0, width, 1.0), 0.0)
+    there = values > -float("inf")
+    distance = tl.minimum((top * 0.5 - tl.where(there, values, top) * 0.5) * scale, BINS - 1.0)
+    return tl.where(there, distance.to(tl.int32), -1)
+
+
+@triton.jit
+def _weight(values, top, temperature):
+    """`exp((logit - largest) / temperature)`, fp64; 0 where masked."""
+    shifted = values.to(tl.float64) / temperature - top.to(tl.float64) / temperature
+    return tl.where(values > -float("inf"), tl.exp(shifted), 0.0)
+
+
+@triton.jit
+def _weigh(
+    logits, temperatures, min_p, tops, lows, counts, masses, row_stride, vocab, blocks,
+    BLOCK: tl.constexpr, LANES: tl.constexpr, BLOCKS: tl.constexpr, BINS: tl.constexpr,
+):  # fmt: skip
+    """How many tokens of a block are in each range and what they weigh; last, of all ranges, those that min_p keeps."""
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    temperature = tl.load(temperatures + row).to(tl.float64)
+    if temperature > 0:
+        top, low = _extremes(tops, lows, row, blocks, BLOCKS)
+        least = tl.load(min_p + row).to(tl.float64)
+        lane, bins = tl.arange(0, LANES), tl.arange(0, BINS)
+        count, mass = tl.zeros([BINS, LANES], tl.int32), tl.zeros([BINS, LANES], tl.float64)
+        likely, likely_mass = tl.zeros([LANES], tl.int32), tl.zeros([LANES], tl.float64)
+        for start in range(0, BLOCK, LANES):
+            id = block * BLOCK + start + lane
+            values = tl.load(logits + row * row_stride + id, id < vocab, -float("inf"))
+            weight = _weight(values, top, temperature)
+            here = _bin(values, top, low, BINS)[None, :] == bins[:, None]
+            count += here.to(tl.int32)
+            mass += tl.where(here, weight[None, :], 0.0)
+            keeps = (weight >= least) & (values > -float("inf"))
+            likely += keeps.to(tl.int32)
+            likely_mass += tl.where(keeps, weight, 0.0)
+        place = (row * blocks + block) * (BINS + 1)
+        tl.store(counts + place + bins, tl.sum(count, 1))
+        tl.store(masses + place + bins, tl.sum(mass, 1))
+        tl.store(counts + place + BINS, tl.sum(likely, 0))
+        tl.store(masses + place + BINS, tl.sum(likely_mass, 0))
+
+
+@triton.jit
+def _key(values):
+    """Integers in the order of the logits; both zeros are one."""
+    bits = tl.where(values == 0, 0.0, values).to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _value(key):
+    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _reached(count, mass, goal, target, HOW: tl.constexpr):
+    """Whether tokens that many and that heavy, from the first on, include the boundary."""
+    if HOW == TOP_K:
+        reached = count >= goal
+    elif HOW == TOP_P:
+        reached = mass >= target
+    else:
+        reached = mass > target
+    return reached
+
+
+@triton.jit
+def _from(key, keys, ids, found, top, temperature, HELD: tl.constexpr):
+    """How many of the tokens listed have at least this key, and what they weigh."""
+    count, mass = 0, tl.zeros([], tl.float64)
+    for start in range(0, found, HELD):
+        at = start + tl.arange(0, HELD)
+        these = tl.load(keys + at, at < found, 0)
+        inside = (at < found) & (these >= key)
+        count += tl.sum(inside.to(tl.int32), 0)
+        mass += tl.sum(tl.where(inside, _weight(_value(these), top, temperature), 0.0), 0)
+    return count, mass
+
+
+@triton.jit
+def _boundary(
+    logits, keys, ids, counts, masses, top, low, temperature, vocab, goal, target,
+    BLOCK: tl.constexpr, BINS: tl.constexpr, HELD: tl.constexpr, HOW: tl.constexpr,
+):  # fmt: skip
+    """How many tokens there are up to the boundary, what they weigh, and the last one's id.
+
+    `counts` and `masses` [BINS] are the row's. The range of the boundary is listed in the order of ids; the key of the
+    boundary is then found by halving, and which of several tokens with that key by arithmetic.
+    """
+    bins = tl.arange(0, BINS)
+    reached = _reached(tl.cumsum(counts, 0), tl.cumsum(masses, 0), goal, target, HOW)
+    # Rounding may leave a target just beyond the last token that weighs anything.
+    last = tl.max(tl.where(counts > 0, bins, 0), 0)
+    where = tl.minimum(tl.sum((reached == 0).to(tl.int32), 0), last)
+    base, base_mass = tl.sum(tl.where(bins < where, counts, 0), 0), tl.sum(tl.where(bins < where, masses, 0.0), 0)
+    found = 0
+    least, most = 2147483647, -2147483648
+    tl.debug_barrier()  # No list is overwritten while it is read.
+    for start in range(0, vocab, BLOCK):
+        id = start + tl.arange(0, BLOCK)
+        values = tl.load(logits + id, id < vocab, -float("inf"))
+        here = _bin(values, top, low, BINS) == where
+        key = _key(values)
+        place = found + tl.cumsum(here.to(tl.int32), 0) - 1
+        tl.store(keys + place, key, here)
+        tl.store(ids + place, id, here)
+        found += tl.sum(here.to(tl.int32), 0)
+        least = tl.minimum(least, tl.min(tl.where(here, key, 2147483647), 0))
+        most = tl.maximum(most, tl.max(tl.where(here, key, -2147483648), 0))
+    tl.debug_barrier()
+    while least < most:
+        middle = (least.to(tl.int64) + (most.to(tl.int64) - least.to(tl.int64) + 1) // 2).to(tl.int32)
+        count, mass = _from(middle, keys, ids, found, top, temperature, HELD)
+        up = _reached(base + count, base_mass + mass, goal, target, HOW)
+        least = tl.where(up, middle, least)
+        most = tl.where(up, most, middle - 1)
+    count, mass = _from(least, keys, ids, found, top, temperature, HELD)
+    above, above_mass = 0, tl.zeros([], tl.float64)
+    if least < 2147483647:
+        above, above_mass = _from(least + 1, keys, ids, found, top, temperature, HELD)
+    before, before_mass = base + above, base_mass + above_mass
+    each = _weight(_value(least), top, temperature)
+    if HOW == TOP_K:
+        nth = goal - before
+    else:
+        more = (target - before_mass) / tl.where(each > 0, each, 1.0)
+        more = tl.minimum(tl.maximum(more, 0.0), vocab * 1.0)
+        nth = tl.ceil(more).to(tl.int32) if HOW == TOP_P else tl.floor(more).to(tl.int32) + 1
+    nth = tl.maximum(tl.minimum(nth, count - above), 1)
+    token, seen = 0, 0
+    for start in range(0, found, HELD):
+        at = start + tl.arange(0, HELD)
+        tied = (at < found) & (tl.load(keys + at, at < found, 0) == least)
+        nths = seen + tl.cumsum(tied.to(tl.int32), 0)
+        token += tl.sum(tl.where(tied & (nths == nth), tl.load(ids + at, at < found, 0), 0), 0)
+        seen += tl.sum(tied.to(tl.int32), 0)
+    return before + nth, before_mass + nth * each, token
+
+
+@triton.jit
+def _choose(
+    logits, temperatures, top_k, top_p, uniform, tops, lows, bests, counts, masses, keys, ids, out,
+    row_stride, vocab, blocks,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, BINS: tl.constexpr, WIDTH: tl.constexpr, HELD: tl.constexpr,
+):  # fmt: skip
+    """One row's token."""
+    row = tl.program_id(0).to(tl.int64)
+    every = tl.arange(0, BLOCKS)
+    top, low = _extremes(tops, lows, row, blocks, BLOCKS)
+    temperature = tl.load(temperatures + row).to(tl.float64)
+    if temperature > 0:
+        logits += row * row_stride
+        keys += row * vocab
+        ids += row * vocab
+        bins = tl.arange(0, BINS)
+        place = (row * blocks + every)[:, None] * WIDTH
+        valid = (every < blocks)[:, None] & (bins < BINS)[None, :]
+        count = tl.sum(tl.load(counts + place + bins[None, :], valid, 0), 0)
+        mass = tl.sum(tl.load(masses + place + bins[None, :], valid, 0.0), 0)
+        end = (row * blocks + every) * WIDTH + BINS
+        likely = tl.sum(tl.load(counts + end, every < blocks, 0), 0)
+        likely_mass = tl.sum(tl.load(masses + end, every < blocks, 0.0), 0)
+        kept, kept_mass = tl.sum(count, 0), tl.sum(mass, 0)
+        goal, share = tl.load(top_k + row), tl.load(top_p + row)
+        nothing = tl.zeros([], tl.float64)
+        if (goal > 0) & (goal < kept):
+            kept, kept_mass, token = _boundary(
+                logits, keys, ids, count, mass, top, low, temperature, vocab, goal, nothing, BLOCK, BINS, HELD, TOP_K
+            )
+        if share < 1:
+            target = share.to(tl.float64) * kept_mass
+            kept, kept_mass, token = _boundary(
+                logits, keys, ids, count, mass, top, low, temperature, vocab, 0, target, BLOCK, BINS, HELD, TOP_P
+            )
+        if likely < kept:
+            # The first token is always kept; it weighs 1.
+            kept_mass = tl.where(likely > 0, likely_mass, 1.0)
+        target = tl.load(uniform + row) * kept_mass
+        kept, kept_mass, token = _boundary(
+            logits, keys, ids, count, mass, top, low, temperature, vocab, 0, target, BLOCK, BINS, HELD, DRAW
+        )
+        tl.store(out + row, token.to(tl.int64))
+    else:
+        inside = every < blocks
+        at_top = tl.load(tops + row * blocks + every, inside, -float("inf")) == top
+        best = tl.load(bests + row * blocks + every, inside, 0)
+        tl.store(out + row, tl.min(tl.where(inside & at_top, best, vocab - 1), 0).to(tl.int64))
+
+
+def sample(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
+) -> Tensor:  # fmt: skip
+    """See the operator."""
+    rows, vocab = logits.shape
+    device = logits.device
+    out = torch.empty(rows, dtype=torch.int64, device=device)
+    if not rows:
+        return out
+    block = min(max(triton.next_power_of_2(vocab), 16), BLOCK)
+    blocks = triton.cdiv(vocab, block)
+    tops, lows = torch.empty((2, rows, blocks), dtype=torch.float32, device=device)
+    bests = torch.empty((rows, blocks), dtype=torch.int32, device=device)
+    counts = torch.empty((rows, blocks, BINS + 1), dtype=torch.int32, device=device)
+    masses = torch.empty((rows, blocks, BINS + 1), dtype=torch.float64, device=device)
+    keys, ids = torch.empty((2, rows, vocab), dtype=torch.int32, device=device)
+    lanes, padded = min(block, LANES), triton.next_power_of_2(blocks)
+    grid, stride = (rows, blocks), logits.stride(0)
+    _survey[grid](logits, tops, lows, bests, stride, vocab, blocks, block, num_warps=min(max(block // 512, 1), 8))
+    _weigh[grid](
+        logits, temperature, min_p, tops, lows, counts, masses, stride, vocab, blocks, block, lanes, padded, BINS,
+        num_warps=8 if lanes == LANES else 1,
+    )  # fmt: skip
+    _choose[(rows,)](
+        logits, temperature, top_k, top_p, uniform, tops, lows, bests, counts, masses, keys, ids, out,
+        stride, vocab, blocks, block, padded, BINS, BINS + 1, min(HELD, block),
+        num_warps=16 if block == BLOCK else 1,
+    )  # fmt: skip
+    return out
