@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from k3hal.debug import bench, rotation
+from k3hal.debug import bench, ceilings, rotation
 from k3hal.debug.bench import Timing, bench_cases
 from k3hal.debug.case import Case
 from k3hal.debug.ceilings import Ceilings
@@ -136,3 +136,15 @@ def test_copies_stop_where_memory_does_and_warm_is_one(case_of: MakeCase) -> Non
     short = replace(case, args={**case.args, "x": torch.zeros(1 << 26)})
     copies = RotatedCalls(short, target, device, "cold", 1.0)  # pyright: ignore[reportArgumentType]
     assert len(copies.calls) == 1
+
+
+def test_ceilings_of_a_device_are_measured_in_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = RecordingDevice()
+    monkeypatch.setattr(ceilings, "runtime_for", lambda _: device)
+    monkeypatch.setattr(ceilings, "COPY_BYTES", {"cpu": 1 << 16})
+    monkeypatch.setattr(ceilings, "MATMUL", {"cpu": 16})
+    monkeypatch.setattr(ceilings, "_COPY_BUDGET", 1e-9)
+    monkeypatch.setattr(ceilings, "_MATMUL_BUDGET", 1e-9)
+    found = ceilings.measure_ceilings(device.device, "float32")
+    assert device.captures == 3
+    assert found.bytes_per_s > 0 and found.flops_per_s > 0
