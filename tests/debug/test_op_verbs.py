@@ -149,7 +149,9 @@ def test_run_shows_outputs(run: Run, faulty: ModuleType) -> None:
     assert "out " in run("run", "silu_and_mul", "--tag", "tiny")[1]
 
 
-def test_run_says_how_often_and_where_runs_differ(run: Run, faulty: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_says_how_often_and_where_runs_differ(
+    run: Run, faulty: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(faulty, "_CALLS", itertools.count())
     args = ("run", "silu_and_mul", "--sample", "strided", "--provider", "faulty.third_call")
     code, out, _ = run(*args, "--repeat", "7")

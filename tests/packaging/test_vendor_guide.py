@@ -156,9 +156,9 @@ def test_the_guide_works_as_written_and_ends_at_the_example(tmp_path: Path) -> N
 
 def _modes(folder: Path) -> dict[str, str]:
     """Git's mode of each tracked file below a folder: what is a script can be called as one."""
-    command = ["git", "ls-files", "--format=%(path) %(objectmode)"]
+    command = ["git", "ls-files", "--stage"]
     lines = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.splitlines()
-    return dict(line.rsplit(" ", 1) for line in lines)
+    return {path: facts.split()[0] for facts, path in (line.split("\t") for line in lines)}
 
 
 def _files(folder: Path) -> list[Path]:
