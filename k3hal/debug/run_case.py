@@ -14,6 +14,7 @@ from k3hal.debug.case import Case
 from k3hal.debug.case_file import load_case
 from k3hal.debug.check import describe
 from k3hal.debug.execute import execute
+from k3hal.debug.judge import largest_error
 from k3hal.debug.memory import same_bytes
 from k3hal.debug.target import Target, find_target
 from k3hal.dispatch.probe import probe
@@ -43,11 +44,20 @@ def run_case(case: Case, target: Target, runs: Runs) -> dict[str, Any]:
         return row | {"problems": [describe(error)]}
     first = done[0]
     problems = list(first.problems)
-    for name, value in first.outputs.items():
-        if any(not same_bytes(value, other.outputs[name]) for other in done[1:]):
-            problems.append(f"{name} differs between runs")
+    for name in first.outputs:
+        problems += _differences(name, [run.outputs[name] for run in done])
     outputs = {name: _facts(value) for name, value in first.outputs.items()}
     return row | {"seconds": first.seconds, "outputs": outputs, "problems": problems}
+
+
+def _differences(name: str, runs: list[Tensor]) -> list[str]:
+    """How many runs gave other bytes than the first, and where the first of these is farthest from it."""
+    others = [n for n, value in enumerate(runs) if not same_bytes(value, runs[0])]
+    if not others:
+        return []
+    where = largest_error(runs[others[0]], runs[0])
+    seen = f"run {others[0] + 1}: {where}" if where else f"run {others[0] + 1}"
+    return [f"{name} differs between runs: {len(others)} of {len(runs)} are not as the first; {seen}"]
 
 
 def job(

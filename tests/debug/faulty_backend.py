@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
@@ -12,6 +13,7 @@ from torch import Tensor
 from k3hal.dispatch import Backend, Call, No, Yes, provides
 
 BACKEND = Backend("faulty", (), auto=False)
+_CALLS = itertools.count()
 
 
 @provides("silu_and_mul", name="crash")
@@ -61,4 +63,14 @@ def late_row(x: Tensor) -> Tensor:
     gate, up = x.float().chunk(2, dim=-1)
     out = (torch.nn.functional.silu(gate) * up).to(x.dtype)
     out[2:] = 0
+    return out
+
+
+@provides("silu_and_mul", name="third_call")
+def third_call(x: Tensor) -> Tensor:
+    """Adds 1 to one element in every third call, counted from the start of the process."""
+    gate, up = x.float().chunk(2, dim=-1)
+    out = (torch.nn.functional.silu(gate) * up).to(x.dtype)
+    if next(_CALLS) % 3 == 2:
+        out[1, 2] += 1
     return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -146,6 +147,17 @@ def test_run_shows_outputs(run: Run, faulty: ModuleType) -> None:
     assert data["schema"] == "k3hal.op_run/1"
     assert data["results"][0]["outputs"]["out"]["nonfinite"] == 0
     assert "out " in run("run", "silu_and_mul", "--tag", "tiny")[1]
+
+
+def test_run_says_how_often_and_where_runs_differ(
+    run: Run, faulty: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faulty, "_CALLS", itertools.count())
+    args = ("run", "silu_and_mul", "--sample", "strided", "--provider", "faulty.third_call")
+    code, out, _ = run(*args, "--repeat", "7")
+    assert code == 1 and "out differs between runs: 2 of 7 are not as the first; run 3: at [1, 2] it is " in out
+    monkeypatch.setattr(faulty, "_CALLS", itertools.count())
+    assert run(*args, "--repeat", "2")[0] == 0
 
 
 def test_run_takes_tactics_and_isolates_them(run: Run, faulty: ModuleType) -> None:

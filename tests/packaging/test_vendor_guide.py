@@ -32,7 +32,8 @@ EXAMPLE = ROOT / "docs" / "vendor_example"
 _STEP = re.compile(
     r"^(?:<!-- file: (?P<path>\S+) -->\n)?```(?P<info>[^\n]*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE
 )
-_OF_A_DIRTY_TREE = "rejected: the tree was dirty: sources had changes that no commit holds\n"
+# Notes may come before it: sources with changes are not those of the report's commit.
+_OF_A_DIRTY_TREE = "...rejected: the tree was dirty: sources had changes that no commit holds\n"
 
 
 class Reader:
@@ -143,14 +144,21 @@ def test_the_page_shows_the_files_of_the_example() -> None:
 def test_the_guide_works_as_written_and_ends_at_the_example(tmp_path: Path) -> None:
     with _reader(tmp_path) as reader:
         _follow(reader, nightly=False)
-        tracked = ["git", "ls-files"]
-        made = subprocess.run(tracked, cwd=reader.cwd, capture_output=True, text=True, check=True).stdout.split()
+        assert _modes(reader.cwd) == _modes(EXAMPLE)
+        made = list(_modes(reader.cwd))
         there = {str(path.relative_to(EXAMPLE)): path.read_text("utf-8") for path in _files(EXAMPLE)}
         assert {name: (reader.cwd / name).read_text("utf-8") for name in made} == there
         report = json.loads((reader.cwd / "quick" / "report.json").read_text("utf-8"))
         (package,) = report["packages"]
         assert (package["name"], package["version"], package["dirty"]) == ("k3hal-acme", "0.1.0", False)
         assert re.fullmatch("[0-9a-f]{40}", package["commit"])
+
+
+def _modes(folder: Path) -> dict[str, str]:
+    """Git's mode of each tracked file below a folder: what is a script can be called as one."""
+    command = ["git", "ls-files", "--stage"]
+    lines = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.splitlines()
+    return {path: facts.split()[0] for facts, path in (line.split("\t") for line in lines)}
 
 
 def _files(folder: Path) -> list[Path]:
