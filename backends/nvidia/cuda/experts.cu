@@ -8,10 +8,10 @@
 namespace {
 
 template <bool GATE, int NT, int P, int KW, int RW, int M> int stream_launch(const Gemm& a, int tiles, void* stream) {
-  constexpr int bytes = KW * RW * M * (2 * P * UNIT + NT * 2048), rows = 16 * RW * P * (GATE ? 1 : 2);
+  constexpr int bytes = KW * RW * RING<NT, 2 * P, M>, rows = 16 * RW * P * (GATE ? 1 : 2);
   int parts = (a.n + rows - 1) / rows;
   return launch<stream_kernel<GATE, NT, P, KW, RW, M>>(
-      tiles * parts, KW * RW * 32, bytes, !(GATE && a.ids), stream, a, parts);
+      tiles * parts, KW * RW * 32, bytes, NT || !GATE, stream, a, parts);
 }
 template <int W, int D> int sum_launch(const Gemm& a, int tokens, void* stream) {
   int bytes = W * D * UNIT + 16 + a.top_k * ((a.k + 127) / 128 * 256 + 64);
@@ -25,12 +25,11 @@ template <bool GATE, typename PART> int tall_launch(const Gemm& a, int repeat, i
 
 extern "C" {
 
-int experts_sort(
-    const int* ids, long stride, int choices, int top_k, int experts, int height, int* tile_expert, int* tile_start,
-    int* tile_length, int* rows, int* tiles, void* stream) {
-  return launch<sort_kernel>(
-      1, 1024, (experts + 64) * 4, false, stream, ids, stride, choices, top_k, experts, height, tile_expert, tile_start,
-      tile_length, rows, tiles);
+int experts_sort(const Choices* a, void* stream) {
+  int grid = (a->count + SORTED - 1) / SORTED, bytes = (a->experts + 64) * 4;
+  if (grid == 1) return launch<sort_kernel<WHOLE>>(1, SORT_THREADS, bytes, false, stream, *a);
+  if (int code = launch<sort_kernel<COUNT>>(grid, SORT_THREADS, bytes, false, stream, *a)) return code;
+  return launch<sort_kernel<PLACE>>(grid, SORT_THREADS, bytes, true, stream, *a);
 }
 int experts_combine(
     const void* parts, int half, const int* ids, long stride, int tokens, int top_k, int n, void* out, void* stream) {
@@ -42,7 +41,7 @@ int experts_combine(
   return launch<combine_kernel<float>>(grid, 128, bytes, true, stream, (const float*)parts, ids, stride, top_k, n, to);
 }
 int experts_sum(const Gemm* a, int tokens, void* stream) { return sum_launch<8, 6>(*a, tokens, stream); }
-int experts_gate_one(const Gemm* a, int tiles, void* stream) { return stream_launch<true, 1, 1, 7, 1, 4>(*a, tiles, stream); }
+int experts_gate_one(const Gemm* a, int tiles, void* stream) { return stream_launch<true, 0, 1, 7, 1, 4>(*a, tiles, stream); }
 int experts_gate_few(const Gemm* a, int tiles, void* stream) { return stream_launch<true, 2, 4, 4, 1, 2>(*a, tiles, stream); }
 int experts_down_flat(const Gemm* a, int tiles, void* stream) { return stream_launch<false, 2, 2, 1, 4, 2>(*a, tiles, stream); }
 int experts_down_deep(const Gemm* a, int tiles, void* stream) { return stream_launch<false, 2, 4, 4, 1, 2>(*a, tiles, stream); }

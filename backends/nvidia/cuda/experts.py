@@ -19,6 +19,8 @@ MOST = 4096
 FLAT = 512
 """Up to so many columns of hidden, all of K is in shared memory at once."""
 TALLEST = 128
+SORTED = 8192
+"""Choices that one block sorts; more take two launches."""
 STREAMED = 16
 """Choices of a tile of the kernels that stream."""
 
@@ -42,6 +44,20 @@ class Gemm(ctypes.Structure):
         *((name, c_long) for name in ("x_stride", "weights_stride", "ids_stride")),
         *((name, c_int) for name in ("top_k", "k", "n")),
         *((name, c_float) for name in ("beta", "linear_beta")),
+    )
+
+
+class Choices(ctypes.Structure):
+    """`struct Choices` of `experts_sort.h`."""
+
+    _fields_ = (
+        ("ids", c_void_p),
+        ("ids_stride", c_long),
+        *((name, c_int) for name in ("count", "top_k", "experts", "height")),
+        *(
+            (name, c_void_p)
+            for name in ("tile_expert", "tile_start", "tile_length", "rows", "tiles", "counts", "ranks")
+        ),
     )
 
 
@@ -130,17 +146,19 @@ class Layer:
         _launch("experts_sum", self.device, ctypes.byref(self.down), self.tokens)
 
     def _sort(self, height: int) -> None:
-        self.most = min(self.choices, self.experts + self.choices // height)
-        # Expert, start and length of every tile; the sorted choices; how many tiles there are.
-        self.table = torch.empty(3 * self.most + self.choices + 1, dtype=torch.int32, device=self.device)
-        first = self.table.data_ptr()
-        places = [first + 4 * at for at in (0, self.most, 2 * self.most, 3 * self.most, 3 * self.most + self.choices)]
+        most, choices = min(self.choices, self.experts + self.choices // height), self.choices
+        blocks = -(-choices // SORTED)
+        # Expert, start and length of every tile; the sorted choices; how many tiles there are; counts and ranks.
+        sizes = (
+            (most, most, most, choices, 1, blocks * self.experts, choices) if blocks > 1 else (most,) * 3 + (choices, 1)
+        )
+        self.table, self.most = torch.empty(sum(sizes), dtype=torch.int32, device=self.device), most
+        places = [self.table.data_ptr() + 4 * sum(sizes[:i]) for i in range(len(sizes))]
         for gemm in (self.gate, self.down):
-            gemm.tile_expert, gemm.tile_start, gemm.tile_length, gemm.rows, gemm.tiles = places
-        _launch(
-            "experts_sort", self.device, _at(self.ids), c_long(self.ids.stride(0)), self.choices, self.top_k,
-            self.experts, height, *map(c_void_p, places),
-        )  # fmt: skip
+            gemm.tile_expert, gemm.tile_start, gemm.tile_length, gemm.rows, gemm.tiles = places[:5]
+        stride = self.ids.stride(0)
+        sorted_ = Choices(self.ids.data_ptr(), stride, choices, self.top_k, self.experts, height, *places)
+        _launch("experts_sort", self.device, ctypes.byref(sorted_))
 
     def _streamed(self) -> None:
         _launch("experts_gate_few", self.device, ctypes.byref(self.gate), self.most)

@@ -25,29 +25,52 @@ __device__ __forceinline__ void fetch_unit(const Gemm& a, uint32_t to, long unit
   if (lane < 4) copy16(to + 1024 + lane * 16, a.scales + unit * 16 + lane * 4);
 }
 
-// acc += w x of R row blocks, whose first units are `units`, and NT * 8 choices over the K blocks `first`, `first` + KW,
-// ...; the ring has M stages, each of R units and NT * 2 KiB of x.
+// Where x of a stage lies: 8 rows of 128 columns for each 8 choices, swizzled; or one row, where a tile is one choice.
+template <int NT> constexpr int X_STAGE = NT ? NT * 2048 : 256;
+template <int NT> constexpr int WIDTH = NT ? NT : 1;  // in 8 choices
+// A warp's ring of M stages of R units and x, and 16 zero bytes.
+template <int NT, int R, int M> constexpr int RING = M * (R * UNIT + X_STAGE<NT>) + 16;
+
+template <int NT>
+__device__ __forceinline__ void fetch_x(
+    const Gemm& a, uint32_t to, const __nv_bfloat16* const (&x)[WIDTH<NT>], const int (&live)[WIDTH<NT>], int block) {
+  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  if (NT == 0) {
+    int column = block * 128 + lane * 8;
+    if (lane < 16) copy16(to + lane * 16, x[0] + column, column < a.k ? 16 : 0);
+    return;
+  }
+#pragma unroll
+  for (int n = 0; n < NT; n++)
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      int column = block * 128 + 32 * j + 8 * t;
+      copy16(to + n * 2048 + g * 256 + (((4 * j + t) ^ g) << 4), x[n] + column, column < a.k ? live[n] : 0);
+    }
+}
+// Columns 32 j to 32 j + 31 of 8 rows, as the right operands of two products.
+template <int NT> __device__ __forceinline__ uint4 x_at(uint32_t stage, int n, int j, uint32_t zeros) {
+  const int lane = threadIdx.x & 31, row = lane & 7, part = 4 * j + (lane >> 3);
+  if (NT == 0) return matrices(row ? zeros : stage + part * 16);
+  return matrices(stage + n * 2048 + row * 256 + ((part ^ row) << 4));
+}
+
+// acc += w x of R row blocks, whose first units are `units`, over the K blocks `first`, `first` + KW, ...
 template <int NT, int R, int KW, int M>
 __device__ __forceinline__ void stream(
-    const Gemm& a, float (&acc)[R][NT][4], const int (&units)[R], const __nv_bfloat16* const (&x)[NT],
-    const int (&live)[NT], int blocks, int first, uint32_t ring) {
-  constexpr int XSTAGE = NT * 2048;
-  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-  const uint32_t xring = ring + M * R * UNIT;
+    const Gemm& a, float (&acc)[R][WIDTH<NT>][4], const int (&units)[R], const __nv_bfloat16* const (&x)[WIDTH<NT>],
+    const int (&live)[WIDTH<NT>], int blocks, int first, uint32_t ring) {
+  constexpr int N = WIDTH<NT>;
+  const uint32_t xring = ring + M * R * UNIT, zeros = xring + M * X_STAGE<NT>;
+  if (NT == 0) {
+    write4(zeros, uint4{});
+    __syncwarp();
+  }
   int next = first;
   auto fetch = [&](int r, int stage) {
     if (next < blocks) {
       fetch_unit(a, ring + (stage * R + r) * UNIT, units[r] + next);
-      if (r == 0) {
-#pragma unroll
-        for (int n = 0; n < NT; n++)
-#pragma unroll
-          for (int j = 0; j < 4; j++) {
-            int column = next * 128 + 32 * j + 8 * t;
-            copy16(xring + stage * XSTAGE + n * 2048 + g * 256 + (((4 * j + t) ^ g) << 4), x[n] + column,
-                   column < a.k ? live[n] : 0);
-          }
-      }
+      if (r == 0) fetch_x<NT>(a, xring + stage * X_STAGE<NT>, x, live, next);
     }
     commit_copies();
   };
@@ -59,22 +82,20 @@ __device__ __forceinline__ void stream(
   }
   int stage = 0;
   for (int block = first; block < blocks; block += KW) {
-    uint4 b[NT][4];
+    uint4 b[N][4];
 #pragma unroll
     for (int r = 0; r < R; r++) {
       wait_copies<M * R - 1>();
       __syncwarp();
       if (r == 0) {
-        const int row = lane & 7, part = lane >> 3;
 #pragma unroll
-        for (int n = 0; n < NT; n++)
+        for (int n = 0; n < N; n++)
 #pragma unroll
-          for (int j = 0; j < 4; j++)
-            b[n][j] = matrices(xring + stage * XSTAGE + n * 2048 + row * 256 + (((4 * j + part) ^ row) << 4));
+          for (int j = 0; j < 4; j++) b[n][j] = x_at<NT>(xring + stage * X_STAGE<NT>, n, j, zeros);
       }
       Words w = words_at(ring + (stage * R + r) * UNIT);
-      multiply<0, NT>(acc[r], w, b), multiply<1, NT>(acc[r], w, b);
-      multiply<2, NT>(acc[r], w, b), multiply<3, NT>(acc[r], w, b);
+      multiply<0, N>(acc[r], w, b), multiply<1, N>(acc[r], w, b);
+      multiply<2, N>(acc[r], w, b), multiply<3, N>(acc[r], w, b);
       __syncwarp();
       fetch(r, stage);
     }
@@ -87,29 +108,29 @@ __device__ __forceinline__ void stream(
 // blocks of w2. Warps of a group share K.
 template <bool GATE, int NT, int P, int KW, int RW, int M>
 __device__ __forceinline__ void stream_tile(const Gemm& a, int tile, int part, int expert, char* memory) {
-  constexpr int R = 2 * P, OUT = GATE ? P : R, SIZE = M * (R * UNIT + NT * 2048);
-  static_assert(R * NT * 512 <= SIZE, "sums lie where the ring was");
+  constexpr int R = 2 * P, OUT = GATE ? P : R, N = WIDTH<NT>, SIZE = RING<NT, R, M>;
+  static_assert(R * N * 512 <= SIZE, "sums lie where the ring was");
   const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, warp = threadIdx.x >> 5;
   const int kw = warp % KW, rw = warp / KW, blocks = (a.k + 127) / 128, groups = a.n / 16;
   const int base = (part * RW + rw) * OUT;
-  const int start = a.ids ? tile : a.tile_start[tile], length = a.ids ? 1 : a.tile_length[tile];
+  const int start = NT == 0 ? tile : a.tile_start[tile], length = NT == 0 ? 1 : a.tile_length[tile];
   int units[R];
 #pragma unroll
   for (int r = 0; r < R; r++) {
     int row = GATE ? min(base + r / 2, groups - 1) + (r & 1) * groups : min(base + r, groups - 1);
     units[r] = (expert * groups * (GATE ? 2 : 1) + row) * blocks;
   }
-  auto choice_of = [&](int slot) { return slot >= length ? -1 : a.ids ? tile : a.rows[start + slot]; };
-  const __nv_bfloat16* x[NT];
-  int live[NT];
+  auto choice_of = [&](int slot) { return slot >= length ? -1 : NT == 0 ? tile : a.rows[start + slot]; };
+  const __nv_bfloat16* x[N];
+  int live[N];
 #pragma unroll
-  for (int n = 0; n < NT; n++) {
-    int choice = choice_of(n * 8 + g);
+  for (int n = 0; n < N; n++) {
+    int choice = NT ? choice_of(n * 8 + g) : tile;
     live[n] = choice >= 0 ? 16 : 0;
     long row = max(choice, 0);
     x[n] = a.x + (GATE ? row / a.top_k : row) * a.x_stride;
   }
-  float acc[R][NT][4] = {};
+  float acc[R][N][4] = {};
   stream<NT, R, KW, M>(a, acc, units, x, live, blocks, kw, smem(memory) + warp * SIZE);
   auto store = [&](int r, int n, int c, float v, float up) {
     int choice = choice_of(n * 8 + 2 * t + (c & 1)), row = base + r;
@@ -125,7 +146,7 @@ __device__ __forceinline__ void stream_tile(const Gemm& a, int tile, int part, i
 #pragma unroll
     for (int r = 0; r < OUT; r++)
 #pragma unroll
-      for (int n = 0; n < NT; n++)
+      for (int n = 0; n < N; n++)
 #pragma unroll
         for (int c = 0; c < 4; c++) store(r, n, c, acc[GATE ? 2 * r : r][n][c], acc[GATE ? 2 * r + 1 : r][n][c]);
     return;
@@ -136,40 +157,35 @@ __device__ __forceinline__ void stream_tile(const Gemm& a, int tile, int part, i
 #pragma unroll
   for (int r = 0; r < R; r++)
 #pragma unroll
-    for (int n = 0; n < NT; n++)
+    for (int n = 0; n < N; n++)
 #pragma unroll
-      for (int c = 0; c < 4; c++) sums[((r * NT + n) * 4 + c) * 32] = acc[r][n][c];
+      for (int c = 0; c < 4; c++) sums[((r * N + n) * 4 + c) * 32] = acc[r][n][c];
   __syncthreads();
   const float* all = (float*)(memory + rw * KW * SIZE) + lane;
-  for (int v = kw; v < OUT * NT * 4; v += KW) {
-    int r = v / (NT * 4), rest = v % (NT * 4);
+  for (int v = kw; v < OUT * N * 4; v += KW) {
+    int r = v / (N * 4), rest = v % (N * 4);
     float one = 0, two = 0;
 #pragma unroll
     for (int i = 0; i < KW; i++) {
       const float* of = all + i * (SIZE / 4);
-      one += of[((GATE ? 2 * r : r) * NT * 4 + rest) * 32];
-      if (GATE) two += of[((2 * r + 1) * NT * 4 + rest) * 32];
+      one += of[((GATE ? 2 * r : r) * N * 4 + rest) * 32];
+      if (GATE) two += of[((2 * r + 1) * N * 4 + rest) * 32];
     }
     store(r, rest / 4, rest & 3, one, two);
   }
 }
 
-// A block is a part of a tile; tiles hold at most NT * 8 choices.
+// A block is a part of a tile; tiles hold at most NT * 8 choices. NT = 0: every choice is a tile, nothing is sorted.
 template <bool GATE, int NT, int P, int KW, int RW, int M>
 __global__ void __launch_bounds__(KW * RW * 32) stream_kernel(const __grid_constant__ Gemm a, int parts) {
   SHARED_MEMORY(memory);
   launch_next();
-  if (!a.ids || !GATE) wait_for_launch();
+  if (NT || !GATE) wait_for_launch();
   const int tile = blockIdx.x / parts, part = blockIdx.x % parts;
-  int expert;
-  if (a.ids) {
-    expert = a.ids[(tile / a.top_k) * a.ids_stride + tile % a.top_k];
-    if (expert < 0) return;
-  } else {
-    if (tile >= *a.tiles) return;
-    expert = a.tile_expert[tile];
-  }
-  if (NT > 1 && (a.ids || a.tile_length[tile] <= 8))
+  if (NT && tile >= *a.tiles) return;
+  const int expert = NT ? a.tile_expert[tile] : a.ids[(tile / a.top_k) * a.ids_stride + tile % a.top_k];
+  if (expert < 0) return;
+  if (NT > 1 && a.tile_length[tile] <= 8)
     stream_tile<GATE, 1, P, KW, RW, M>(a, tile, part, expert, memory);
   else
     stream_tile<GATE, NT, P, KW, RW, M>(a, tile, part, expert, memory);
