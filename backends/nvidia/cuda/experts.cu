@@ -13,12 +13,19 @@ template <bool GATE, int NT, int P, int KW, int RW, int M> int stream_launch(con
   return launch<stream_kernel<GATE, NT, P, KW, RW, M>>(
       tiles * parts, KW * RW * 32, bytes, NT || !GATE, stream, a, parts);
 }
-template <int W, int D> int sum_launch(const Gemm& a, int tokens, void* stream) {
-  int bytes = W * D * UNIT + 16 + a.top_k * ((a.k + 127) / 128 * 256 + 64);
-  return launch<sum_kernel<W, D>>(tokens * (a.n / 16), W * 32, bytes, true, stream, a);
+template <int NT, int W, int D> int flat_launch(const Gemm& a, int tiles, int half, int parts, void* stream) {
+  int bytes = W * D * UNIT + (a.k + 127) / 128 * NT * 2048;
+  if (half)
+    return launch<flat_kernel<NT, W, D, __nv_bfloat16>>(tiles * parts, W * 32, bytes, true, stream, a, parts);
+  return launch<flat_kernel<NT, W, D, float>>(tiles * parts, W * 32, bytes, true, stream, a, parts);
 }
-template <bool GATE, typename PART> int tall_launch(const Gemm& a, int repeat, int blocks, void* stream) {
-  return launch<tall_kernel<GATE, PART>>(blocks, 384, STAGES * STAGE + 1024, true, stream, a, repeat);
+template <int W, int D> int sum_launch(const Gemm& a, int tokens, int each, void* stream) {
+  int bytes = W * D * UNIT + 16 + a.top_k * ((a.k + 127) / 128 * 256 + 128);
+  return launch<sum_kernel<W, D>>(tokens * ((a.n / 16 + each - 1) / each), W * 32, bytes, true, stream, a, each);
+}
+template <bool GATE, typename PART> int tall_launch(const Gemm& a, int wide, int repeat, int blocks, void* stream) {
+  if (wide) return launch<tall_kernel<GATE, true, PART>>(blocks, 384, TALL_BYTES, true, stream, a, repeat);
+  return launch<tall_kernel<GATE, false, PART>>(blocks, 384, TALL_BYTES, true, stream, a, repeat);
 }
 
 }  // namespace
@@ -40,16 +47,25 @@ int experts_combine(
         grid, 128, bytes, true, stream, (const __nv_bfloat16*)parts, ids, stride, top_k, n, to);
   return launch<combine_kernel<float>>(grid, 128, bytes, true, stream, (const float*)parts, ids, stride, top_k, n, to);
 }
-int experts_sum(const Gemm* a, int tokens, void* stream) { return sum_launch<8, 6>(*a, tokens, stream); }
-int experts_gate_one(const Gemm* a, int tiles, void* stream) { return stream_launch<true, 0, 1, 7, 1, 4>(*a, tiles, stream); }
-int experts_gate_few(const Gemm* a, int tiles, void* stream) { return stream_launch<true, 2, 4, 4, 1, 2>(*a, tiles, stream); }
-int experts_down_flat(const Gemm* a, int tiles, void* stream) { return stream_launch<false, 2, 2, 1, 4, 2>(*a, tiles, stream); }
-int experts_down_deep(const Gemm* a, int tiles, void* stream) { return stream_launch<false, 2, 4, 4, 1, 2>(*a, tiles, stream); }
-int experts_gate_tall(const Gemm* a, int repeat, int blocks, void* stream) {
-  return tall_launch<true, float>(*a, repeat, blocks, stream);
+int experts_sum(const Gemm* a, int tokens, int each, void* stream) { return sum_launch<8, 6>(*a, tokens, each, stream); }
+int experts_gate_one(const Gemm* a, int tiles, void* stream) {
+  return stream_launch<true, 0, 1, 4, 1, 4>(*a, tiles, stream);
 }
-int experts_down_tall(const Gemm* a, int half, int repeat, int blocks, void* stream) {
-  return half ? tall_launch<false, __nv_bfloat16>(*a, repeat, blocks, stream) : tall_launch<false, float>(*a, repeat, blocks, stream);
+int experts_gate_few(const Gemm* a, int tiles, void* stream) {
+  return stream_launch<true, 2, 2, 4, 1, 2>(*a, tiles, stream);
+}
+int experts_down_flat(const Gemm* a, int tiles, int half, int parts, void* stream) {
+  return flat_launch<2, 8, 6>(*a, tiles, half, parts, stream);
+}
+int experts_down_deep(const Gemm* a, int tiles, void* stream) {
+  return stream_launch<false, 2, 2, 4, 1, 2>(*a, tiles, stream);
+}
+int experts_gate_tall(const Gemm* a, int wide, int repeat, int blocks, void* stream) {
+  return tall_launch<true, float>(*a, wide, repeat, blocks, stream);
+}
+int experts_down_tall(const Gemm* a, int half, int wide, int repeat, int blocks, void* stream) {
+  if (half) return tall_launch<false, __nv_bfloat16>(*a, wide, repeat, blocks, stream);
+  return tall_launch<false, float>(*a, wide, repeat, blocks, stream);
 }
 
 }  // extern "C"

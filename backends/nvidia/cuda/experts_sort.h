@@ -71,7 +71,6 @@ template <Sort PHASE> __global__ void __launch_bounds__(SORT_THREADS) sort_kerne
   SHARED_MEMORY(memory);
   int* counts = (int*)memory;  // [experts], then the sums of 32 warps, twice
   const int first = blockIdx.x * SORTED + threadIdx.x;
-  launch_next();
   if (PHASE != PLACE) {
     for (int e = threadIdx.x; e < a.experts; e += SORT_THREADS) counts[e] = 0;
     __syncthreads();
@@ -84,6 +83,7 @@ template <Sort PHASE> __global__ void __launch_bounds__(SORT_THREADS) sort_kerne
     experts[i] = c < a.count ? a.ids[at] : -1;
   }
   if (PHASE == PLACE) wait_for_launch();
+  launch_next();
 #pragma unroll
   for (int i = 0; i < SORT_EACH; i++) {
     if (PHASE == PLACE) ranks[i] = experts[i] >= 0 ? a.ranks[first + i * SORT_THREADS] : 0;
@@ -117,7 +117,6 @@ template <typename PART> __global__ void __launch_bounds__(128) combine_kernel(
     const PART* parts, const int* ids, long ids_stride, int top_k, int n, __nv_bfloat16* out) {
   SHARED_MEMORY(memory);
   int* order = (int*)memory;  // [top_k], then how many
-  launch_next();
   const int blocks = (n + 511) / 512, column = blockIdx.x % blocks * 512 + threadIdx.x * 4;
   const long token = blockIdx.x / blocks;
   const int* own = ids + token * ids_stride;

@@ -12,12 +12,6 @@ __device__ __forceinline__ void multiply(float (&acc)[NT][4], const Words& w, co
 #pragma unroll
   for (int n = 0; n < NT; n++) mma(acc[n], a, b[n][J].z, b[n][J].w);
 }
-// A unit in shared memory.
-__device__ __forceinline__ Words words_at(uint32_t unit) {
-  const int lane = threadIdx.x & 31;
-  uint32_t scale = unit + 1024 + (lane >> 2) * 4;
-  return {read4(unit + lane * 16), read4(unit + 512 + lane * 16), read1(scale), read1(scale + 32)};
-}
 __device__ __forceinline__ void fetch_unit(const Gemm& a, uint32_t to, long unit) {
   const int lane = threadIdx.x & 31;
   const uint32_t* from = a.w + unit * 256 + lane * 4;
@@ -179,8 +173,8 @@ __device__ __forceinline__ void stream_tile(const Gemm& a, int tile, int part, i
 template <bool GATE, int NT, int P, int KW, int RW, int M>
 __global__ void __launch_bounds__(KW * RW * 32) stream_kernel(const __grid_constant__ Gemm a, int parts) {
   SHARED_MEMORY(memory);
-  launch_next();
   if (NT || !GATE) wait_for_launch();
+  launch_next();
   const int tile = blockIdx.x / parts, part = blockIdx.x % parts;
   if (NT && tile >= *a.tiles) return;
   const int expert = NT ? a.tile_expert[tile] : a.ids[(tile / a.top_k) * a.ids_stride + tile % a.top_k];
@@ -191,30 +185,118 @@ __global__ void __launch_bounds__(KW * RW * 32) stream_kernel(const __grid_const
     stream_tile<GATE, NT, P, KW, RW, M>(a, tile, part, expert, memory);
 }
 
-// The second GEMM of few tokens with the sum of a token's choices, in ascending order of their experts: 16 columns of one
-// token a block, W warps, D units on their way a warp. Codes are fetched before the launch in front of it is done.
-template <int W, int D> __global__ void __launch_bounds__(W * 32) sum_kernel(const __grid_constant__ Gemm a) {
-  SHARED_MEMORY(memory);
-  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, warp = threadIdx.x >> 5, top_k = a.top_k;
-  const int parts = a.n / 16, token = blockIdx.x / parts, part = blockIdx.x % parts, blocks = (a.k + 127) / 128;
-  const uint32_t ring = smem(memory) + warp * (D * UNIT), zeros = smem(memory) + W * D * UNIT, hidden = zeros + 16;
-  float* results = (float*)(memory + W * D * UNIT + 16 + top_k * blocks * 256);
-  const int mine = lane < top_k ? a.ids[(long)token * a.ids_stride + lane] : -1;
-  auto after = [&](int j) {
-    while (j < top_k && __shfl_sync(~0u, mine, j) < 0) j += W;
-    return j;
-  };
-  int fetched = after(warp), block = 0, to = 0;
+// The second GEMM where all of K lies in shared memory: each of W warps takes row block after row block of a tile's part,
+// with D units on their way. Codes are fetched before the launch in front of it is done.
+template <int NT, int W, int D, typename PART>
+__device__ __forceinline__ void flat_tile(const Gemm& a, int tile, int part, int parts, char* memory) {
+  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, warp = threadIdx.x >> 5, blocks = (a.k + 127) / 128;
+  const int groups = a.n / 16, size = (groups + parts - 1) / parts, end = min((part + 1) * size, groups);
+  const uint32_t ring = smem(memory) + warp * (D * UNIT), hidden = smem(memory) + W * D * UNIT;
+  const int start = a.tile_start[tile], length = a.tile_length[tile];
+  const long first = (long)a.tile_expert[tile] * groups * blocks;
+  int fetched = part * size + warp, next = 0, to = 0;
   auto fetch = [&] {
-    if (fetched < top_k) {
-      fetch_unit(a, ring + to * UNIT, ((long)__shfl_sync(~0u, mine, fetched) * parts + part) * blocks + block);
-      if (++block == blocks) block = 0, fetched = after(fetched + W);
+    if (fetched < end) {
+      fetch_unit(a, ring + to * UNIT, first + fetched * blocks + next);
+      if (++next == blocks) next = 0, fetched += W;
     }
     to = to + 1 == D ? 0 : to + 1;
     commit_copies();
   };
 #pragma unroll
   for (int i = 0; i < D; i++) fetch();
+  int row[NT][2];
+  float weight[NT][2];
+#pragma unroll
+  for (int n = 0; n < NT; n++)
+#pragma unroll
+    for (int c = 0; c < 2; c++) {
+      int slot = n * 8 + 2 * t + c, choice = slot < length ? a.rows[start + slot] : -1;
+      row[n][c] = choice < 0 ? -1 : choice * a.n;
+      weight[n][c] =
+          choice < 0 ? 0 : RESCALE * a.weights[(choice / a.top_k) * a.weights_stride + choice % a.top_k];
+    }
+  wait_for_launch();
+  for (int i = threadIdx.x; i < NT * 128 * blocks; i += W * 32) {
+    int chunk = i & 15, slot = i >> 4 & (NT * 8 - 1), block = i / (NT * 128), column = block * 128 + chunk * 8;
+    uint4 v{};
+    if (slot < length && column < a.k) v = *(const uint4*)(a.x + (long)a.rows[start + slot] * a.x_stride + column);
+    write4(hidden + block * (NT * 2048) + (slot >> 3) * 2048 + (slot & 7) * 256 + ((chunk ^ (slot & 7)) << 4), v);
+  }
+  __syncthreads();
+  int at = 0;
+  for (int r = part * size + warp; r < end; r += W) {
+    float acc[NT][4] = {};
+    for (int block = 0; block < blocks; block++) {
+      uint4 x[NT][4];
+#pragma unroll
+      for (int n = 0; n < NT; n++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) x[n][j] = x_at<NT>(hidden + block * (NT * 2048), n, j, 0);
+      wait_copies<D - 1>();
+      __syncwarp();
+      Words w = words_at(ring + at * UNIT);
+      multiply<0, NT>(acc, w, x), multiply<1, NT>(acc, w, x), multiply<2, NT>(acc, w, x), multiply<3, NT>(acc, w, x);
+      __syncwarp();
+      fetch();
+      at = at + 1 == D ? 0 : at + 1;
+    }
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+      for (int c = 0; c < 4; c++)
+        if (row[n][c & 1] >= 0)
+          put((PART*)a.out + row[n][c & 1] + r * 16 + g + (c >> 1) * 8, acc[n][c] * weight[n][c & 1]);
+  }
+}
+template <int NT, int W, int D, typename PART>
+__global__ void __launch_bounds__(W * 32) flat_kernel(const __grid_constant__ Gemm a, int parts) {
+  SHARED_MEMORY(memory);
+  const int tile = blockIdx.x / parts, part = blockIdx.x % parts;
+  // The launch in front waited for the sort before it let this one begin.
+  if (tile >= *a.tiles) return;
+  if (NT > 1 && a.tile_length[tile] <= 8)
+    flat_tile<1, W, D, PART>(a, tile, part, parts, memory);
+  else
+    flat_tile<NT, W, D, PART>(a, tile, part, parts, memory);
+  launch_next();
+}
+
+// The second GEMM of few tokens with the sum of a token's choices, in ascending order of their experts: `each` times 16
+// columns of one token a block, W warps, D units on their way a warp. Codes are fetched before the launch in front of it
+// is done.
+template <int W, int D> __global__ void __launch_bounds__(W * 32) sum_kernel(const __grid_constant__ Gemm a, int each) {
+  SHARED_MEMORY(memory);
+  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, warp = threadIdx.x >> 5, top_k = a.top_k;
+  const int groups = a.n / 16, parts = (groups + each - 1) / each, token = blockIdx.x / parts;
+  const int first = blockIdx.x % parts * each, end = min(first + each, groups), blocks = (a.k + 127) / 128;
+  const uint32_t ring = smem(memory) + warp * (D * UNIT), zeros = smem(memory) + W * D * UNIT, hidden = zeros + 16;
+  float* results = (float*)(memory + W * D * UNIT + 16 + top_k * blocks * 256);  // [2][top_k][16]
+  const int mine = lane < top_k ? a.ids[(long)token * a.ids_stride + lane] : -1;
+  auto after = [&](int j) {
+    while (j < top_k && __shfl_sync(~0u, mine, j) < 0) j += W;
+    return j;
+  };
+  const int start = after(warp);
+  int group = first, choice = start, next = 0, to = 0;
+  auto fetch = [&] {
+    if (group < end && choice < top_k) {
+      fetch_unit(a, ring + to * UNIT, ((long)__shfl_sync(~0u, mine, choice) * groups + group) * blocks + next);
+      if (++next == blocks) {
+        next = 0, choice = after(choice + W);
+        if (choice >= top_k) choice = start, group++;
+      }
+    }
+    to = to + 1 == D ? 0 : to + 1;
+    commit_copies();
+  };
+#pragma unroll
+  for (int i = 0; i < D; i++) fetch();
+  int rank = 0;
+  for (int j = 0; j < top_k; j++) {
+    int other = __shfl_sync(~0u, mine, j);
+    rank += other >= 0 && other < mine;
+  }
   wait_for_launch();
   for (int i = threadIdx.x; i < top_k * blocks * 16; i += W * 32) {
     int j = i / (blocks * 16), column = i % (blocks * 16) * 8;
@@ -226,35 +308,33 @@ template <int W, int D> __global__ void __launch_bounds__(W * 32) sum_kernel(con
   if (threadIdx.x == 0) write4(zeros, uint4{});
   __syncthreads();
   int at = 0;
-  for (int j = after(warp); j < top_k; j = after(j + W)) {
-    float acc[1][4] = {};
-    for (int b = 0; b < blocks; b++) {
-      uint4 x[1][4];
+  for (int r = first; r < end; r++) {
+    float* result = results + (r & 1) * top_k * 16;
+    for (int j = start; j < top_k; j = after(j + W)) {
+      float acc[1][4] = {};
+      for (int b = 0; b < blocks; b++) {
+        uint4 x[1][4];
 #pragma unroll
-      for (int i = 0; i < 4; i++)  // a matrix's first row is the choice's, the other seven are zero
-        x[0][i] = matrices(lane & 7 ? zeros : hidden + (j * blocks + b) * 256 + (4 * i + (lane >> 3)) * 16);
-      wait_copies<D - 1>();
-      __syncwarp();
-      Words w = words_at(ring + at * UNIT);
-      multiply<0, 1>(acc, w, x), multiply<1, 1>(acc, w, x), multiply<2, 1>(acc, w, x), multiply<3, 1>(acc, w, x);
-      __syncwarp();
-      fetch();
-      at = at + 1 == D ? 0 : at + 1;
+        for (int i = 0; i < 4; i++)  // a matrix's first row is the choice's, the other seven are zero
+          x[0][i] = matrices(lane & 7 ? zeros : hidden + (j * blocks + b) * 256 + (4 * i + (lane >> 3)) * 16);
+        wait_copies<D - 1>();
+        __syncwarp();
+        Words w = words_at(ring + at * UNIT);
+        multiply<0, 1>(acc, w, x), multiply<1, 1>(acc, w, x), multiply<2, 1>(acc, w, x), multiply<3, 1>(acc, w, x);
+        __syncwarp();
+        fetch();
+        at = at + 1 == D ? 0 : at + 1;
+      }
+      float weight = a.weights[(long)token * a.weights_stride + j] * RESCALE;
+      if (t == 0) result[j * 16 + g] = acc[0][0] * weight, result[j * 16 + g + 8] = acc[0][2] * weight;
     }
-    float weight = a.weights[(long)token * a.weights_stride + j] * RESCALE;
-    if (t == 0) results[j * 16 + g] = acc[0][0] * weight, results[j * 16 + g + 8] = acc[0][2] * weight;
+    __syncthreads();
+    if (warp != r % W) continue;
+    float sum = 0;
+    for (int i = 0; i < top_k; i++) {
+      unsigned who = __ballot_sync(~0u, mine >= 0 && rank == i);
+      if (who && lane < 16) sum += result[(__ffs(who) - 1) * 16 + lane];
+    }
+    if (lane < 16) put((__nv_bfloat16*)a.out + (long)token * a.n + r * 16 + lane, sum);
   }
-  __syncthreads();
-  if (warp > 0) return;
-  int rank = 0;
-  for (int j = 0; j < top_k; j++) {
-    int other = __shfl_sync(~0u, mine, j);
-    rank += other >= 0 && other < mine;
-  }
-  float sum = 0;
-  for (int i = 0; i < top_k; i++) {
-    unsigned who = __ballot_sync(~0u, mine >= 0 && rank == i);
-    if (who && lane < 16) sum += results[(__ffs(who) - 1) * 16 + lane];
-  }
-  if (lane < 16) ((__nv_bfloat16*)a.out)[(long)token * a.n + part * 16 + lane] = __float2bfloat16(sum);
 }
