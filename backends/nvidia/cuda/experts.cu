@@ -23,9 +23,9 @@ template <int W, int D> int sum_launch(const Gemm& a, int tokens, int each, void
   int bytes = W * D * UNIT + 16 + a.top_k * ((a.k + 127) / 128 * 256 + 128);
   return launch<sum_kernel<W, D>>(tokens * ((a.n / 16 + each - 1) / each), W * 32, bytes, true, stream, a, each);
 }
-template <bool GATE, typename PART> int tall_launch(const Gemm& a, int wide, int repeat, int blocks, void* stream) {
-  if (wide) return launch<tall_kernel<GATE, true, PART>>(blocks, 384, TALL_BYTES, true, stream, a, repeat);
-  return launch<tall_kernel<GATE, false, PART>>(blocks, 384, TALL_BYTES, true, stream, a, repeat);
+template <bool GATE> int tall_launch(const Gemm& a, int wide, int repeat, int blocks, void* stream) {
+  if (wide) return launch<tall_kernel<GATE, true>>(blocks, 384, TALL_BYTES<GATE, true>, true, stream, a, repeat);
+  return launch<tall_kernel<GATE, false>>(blocks, 384, TALL_BYTES<GATE, false>, true, stream, a, repeat);
 }
 
 }  // namespace
@@ -61,11 +61,10 @@ int experts_down_deep(const Gemm* a, int tiles, void* stream) {
   return stream_launch<false, 2, 2, 4, 1, 2>(*a, tiles, stream);
 }
 int experts_gate_tall(const Gemm* a, int wide, int repeat, int blocks, void* stream) {
-  return tall_launch<true, float>(*a, wide, repeat, blocks, stream);
+  return tall_launch<true>(*a, wide, repeat, blocks, stream);
 }
-int experts_down_tall(const Gemm* a, int half, int wide, int repeat, int blocks, void* stream) {
-  if (half) return tall_launch<false, __nv_bfloat16>(*a, wide, repeat, blocks, stream);
-  return tall_launch<false, float>(*a, wide, repeat, blocks, stream);
+int experts_down_tall(const Gemm* a, int wide, int repeat, int blocks, void* stream) {
+  return tall_launch<false>(*a, wide, repeat, blocks, stream);
 }
 
 }  // extern "C"

@@ -19,6 +19,8 @@ MOST = 4096
 """Tokens at a time: scratch is a row of the output a choice."""
 FLAT = 512
 """Up to so many columns of hidden, all of K is in shared memory at once."""
+RESIDENT = 384
+"""The same in the ring of the kernels for many, which has three stages of 128."""
 HEIGHTS = (96, 128)
 """The most choices of a tile of the two kernels for many."""
 SORTED = 8192
@@ -136,15 +138,15 @@ class Layer:
         few = self.choices <= limits.few * self.experts
         wide = _wide(self.choices / self.experts)
         self._sort(STREAMED if few else HEIGHTS[wide])
-        # The kernel that streams long rows of w2 splits them among warps, and writes fp32.
-        half = self.choices >= limits.half and not (few and self.inner > FLAT)
+        # The kernels for many write bfloat16, the one that splits long rows of w2 among warps fp32.
+        half = not few or (self.choices >= limits.half and self.inner <= FLAT)
         dtype = torch.bfloat16 if half else torch.float32
         parts = torch.empty(self.choices, self.width, dtype=dtype, device=self.device)
         self.down.out = _at(parts)
         if few:
             self._streamed(half)
         else:
-            self._tall(half, wide)
+            self._tall(wide)
         _launch(
             "experts_combine", self.device, _at(parts), int(half), _at(self.ids), c_long(self.ids.stride(0)),
             self.tokens, self.top_k, self.width, _at(out),
@@ -178,7 +180,7 @@ class Layer:
         else:
             _launch("experts_down_deep", self.device, ctypes.byref(self.down), self.most)
 
-    def _tall(self, half: bool, wide: bool) -> None:
-        blocks, repeat = _multiprocessors(self.device), 7 if self.inner <= FLAT else 1
+    def _tall(self, wide: bool) -> None:
+        blocks, repeat = _multiprocessors(self.device), 7 if self.inner <= RESIDENT else 1
         _launch("experts_gate_tall", self.device, ctypes.byref(self.gate), int(wide), 1, blocks)
-        _launch("experts_down_tall", self.device, ctypes.byref(self.down), int(half), int(wide), repeat, blocks)
+        _launch("experts_down_tall", self.device, ctypes.byref(self.down), int(wide), repeat, blocks)
