@@ -59,7 +59,7 @@ DIRECT, STREAMED, TALL = Limits(), Limits(direct=0, few=1000), Limits(direct=0, 
 @pytest.mark.parametrize(
     ("limits", "tokens", "count", "top_k", "hidden", "inner", "activation"),
     [
-        (DIRECT, 4, 12, 9, 256, 384, "situ"),
+        (DIRECT, 3, 6, 5, 128, 384, "situ"),
         (DIRECT, 5, 3, 2, 160, 96, "silu"),
         (STREAMED, 9, 4, 3, 640, 384, "situ"),
         (STREAMED, 40, 4, 2, 160, 608, "silu"),
