@@ -34,13 +34,16 @@ __device__ __forceinline__ void fetch_x(
     if (lane < 16) copy16(to + lane * 16, x[0] + column, column < a.k ? 16 : 0);
     return;
   }
+  const bool whole = block * 128 + 128 <= a.k;
 #pragma unroll
-  for (int n = 0; n < NT; n++)
+  for (int n = 0; n < NT; n++) {
+    const __nv_bfloat16* from = x[n] + block * 128 + 8 * t;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-      int column = block * 128 + 32 * j + 8 * t;
-      copy16(to + n * 2048 + g * 256 + (((4 * j + t) ^ g) << 4), x[n] + column, column < a.k ? live[n] : 0);
+      int bytes = whole || block * 128 + 32 * j + 8 * t < a.k ? live[n] : 0;
+      copy16(to + n * 2048 + g * 256 + (((4 * j + t) ^ g) << 4), from + 32 * j, bytes);
     }
+  }
 }
 // Columns 32 j to 32 j + 31 of 8 rows, as the right operands of two products.
 template <int NT> __device__ __forceinline__ uint4 x_at(uint32_t stage, int n, int j, uint32_t zeros) {
