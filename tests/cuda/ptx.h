@@ -56,7 +56,7 @@ inline std::vector<Fiber> fibers;
 inline ucontext_t home;
 inline int current;
 inline std::function<void()> body;
-inline Meeting block, warps[32];
+inline Meeting block, warps[32], groups[4];
 inline uint64_t mail[32][32][4];
 constexpr int STACK = 1 << 17;
 constexpr long PATIENCE = 1 << 22;
@@ -91,6 +91,7 @@ inline float wide(uint32_t bits) {
 inline void run_block(int threads) {
   block = {};
   for (auto& w : warps) w = {};
+  for (auto& g : groups) g = {};
   memset(memory, 0x7f, sizeof memory);
   fibers.resize(threads);
   for (auto& f : fibers) {
@@ -231,6 +232,28 @@ inline uint64_t descriptor(uint32_t at) {
   if (at & 1023) emulated::fail("a tile is not aligned");
   return at >> 4;
 }
+inline void write_matrix(uint32_t at, uint32_t v, int m) {
+  for (int j = 0; j < 2; j++) {  // this lane's two elements are of rows 2 t and 2 t + 1 and column g
+    uint32_t row = __shfl_sync(~0u, at, m * 8 + emulated::lane() % 4 * 2 + j);
+    if (row & 15) emulated::fail("a matrix's row is not aligned");
+    memcpy(emulated::at(row) + emulated::lane() / 4 * 2, (const char*)&v + 2 * j, 2);
+  }
+}
+inline void write_matrices(uint32_t at, uint32_t a, uint32_t b) { write_matrix(at, a, 0), write_matrix(at, b, 1); }
+inline void write_matrices(uint32_t at, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  write_matrix(at, a, 0), write_matrix(at, b, 1), write_matrix(at, c, 2), write_matrix(at, d, 3);
+}
+inline uint32_t pair(float low, float high) {
+  return __float2bfloat16(low).bits | (uint32_t)__float2bfloat16(high).bits << 16;
+}
+inline void store_bytes(void* to, uint32_t from, int bytes) {
+  if ((uintptr_t)to % 16 || from % 16 || bytes % 16) emulated::fail("bytes that are not in 16s");
+  memcpy(to, emulated::at(from), bytes);
+}
+inline void commit_stores() {}
+inline void stores_read() {}
+inline void stores_done() {}
+inline void meet(int which) { emulated::meet(emulated::groups[which], 128); }
 inline void wgmma_begin() {}
 inline void wgmma_commit() {}
 template <int N> void wgmma_wait() {}

@@ -59,8 +59,8 @@ DIRECT, STREAMED, TALL = Limits(), Limits(direct=0, few=1000), Limits(direct=0, 
 @pytest.mark.parametrize(
     ("limits", "tokens", "count", "top_k", "hidden", "inner", "activation"),
     [
-        (DIRECT, 2, 12, 9, 256, 384, "situ"),
-        (DIRECT, 2, 3, 2, 160, 96, "silu"),
+        (DIRECT, 3, 6, 5, 128, 384, "situ"),
+        (DIRECT, 5, 3, 2, 160, 96, "silu"),
         (STREAMED, 9, 4, 3, 640, 384, "situ"),
         (STREAMED, 40, 4, 2, 160, 608, "silu"),
         (TALL, 40, 4, 2, 384, 192, "situ"),
@@ -109,3 +109,25 @@ def test_packing_refuses_scales_it_could_not_hold() -> None:
     assert set(packing.pack(codes, scales)[1].view(torch.uint8)[..., ::4].flatten().tolist()) == {254}
     with pytest.raises(CheckpointError, match="scale byte is 255, above 144"):
         packing.pack(codes, torch.full((1, 16, 1), 255, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("tokens", [50, 2100])
+def test_choices_are_sorted_into_even_tiles(emulated: None, tokens: int) -> None:
+    g = torch.Generator().manual_seed(tokens)
+    ids = torch.rand(tokens, 1030, generator=g)[:, :9].argsort(dim=-1)[:, :5].int()
+    ids[torch.rand(ids.shape, generator=g) < 0.1] = -1
+    ids[0, 0] = 1029
+    blank = torch.zeros(1030, 4, 1, 16, 16)
+    made = experts.Layer(torch.zeros(tokens, 32), ids, torch.zeros(ids.shape), blank, blank, blank, blank, (0.0, 0.0))
+    made._sort(16)
+    most, table = made.most, made.table
+    count = int(table[3 * most + ids.numel()])
+    expert, start, length = (table[i * most : i * most + count].tolist() for i in range(3))
+    rows = table[3 * most :].tolist()
+    found: dict[int, list[int]] = {}
+    for e, first, size in zip(expert, start, length, strict=True):
+        assert 0 < size <= 16
+        found.setdefault(e, []).extend(rows[first : first + size])
+    wanted = {e: (ids.flatten() == e).nonzero().flatten().tolist() for e in sorted({*ids.flatten().tolist()} - {-1})}
+    assert list(found) == list(wanted)
+    assert {e: sorted(held) for e, held in found.items()} == wanted

@@ -8,29 +8,35 @@
 namespace {
 
 template <bool GATE, int NT, int P, int KW, int RW, int M> int stream_launch(const Gemm& a, int tiles, void* stream) {
-  constexpr int bytes = KW * RW * M * (2 * P * UNIT + NT * 2048), rows = 16 * RW * P * (GATE ? 1 : 2);
+  constexpr int bytes = KW * RW * RING<NT, 2 * P, M>, rows = 16 * RW * P * (GATE ? 1 : 2);
   int parts = (a.n + rows - 1) / rows;
   return launch<stream_kernel<GATE, NT, P, KW, RW, M>>(
-      tiles * parts, KW * RW * 32, bytes, !(GATE && a.ids), stream, a, parts);
+      tiles * parts, KW * RW * 32, bytes, NT || !GATE, stream, a, parts);
 }
-template <int W, int D> int sum_launch(const Gemm& a, int tokens, void* stream) {
-  int bytes = W * D * UNIT + 16 + a.top_k * ((a.k + 127) / 128 * 256 + 64);
-  return launch<sum_kernel<W, D>>(tokens * (a.n / 16), W * 32, bytes, true, stream, a);
+template <int NT, int W, int D> int flat_launch(const Gemm& a, int tiles, int half, int parts, void* stream) {
+  int bytes = W * D * UNIT + (a.k + 127) / 128 * NT * 2048;
+  if (half)
+    return launch<flat_kernel<NT, W, D, __nv_bfloat16>>(tiles * parts, W * 32, bytes, true, stream, a, parts);
+  return launch<flat_kernel<NT, W, D, float>>(tiles * parts, W * 32, bytes, true, stream, a, parts);
 }
-template <bool GATE, typename PART> int tall_launch(const Gemm& a, int repeat, int blocks, void* stream) {
-  return launch<tall_kernel<GATE, PART>>(blocks, 384, STAGES * STAGE + 1024, true, stream, a, repeat);
+template <int W, int D> int sum_launch(const Gemm& a, int tokens, int each, void* stream) {
+  int bytes = W * D * UNIT + 16 + a.top_k * ((a.k + 127) / 128 * 256 + 128);
+  return launch<sum_kernel<W, D>>(tokens * ((a.n / 16 + each - 1) / each), W * 32, bytes, true, stream, a, each);
+}
+template <bool GATE> int tall_launch(const Gemm& a, int wide, int repeat, int blocks, void* stream) {
+  if (wide) return launch<tall_kernel<GATE, true>>(blocks, 384, TALL_BYTES<GATE, true>, true, stream, a, repeat);
+  return launch<tall_kernel<GATE, false>>(blocks, 384, TALL_BYTES<GATE, false>, true, stream, a, repeat);
 }
 
 }  // namespace
 
 extern "C" {
 
-int experts_sort(
-    const int* ids, long stride, int choices, int top_k, int experts, int height, int* tile_expert, int* tile_start,
-    int* tile_length, int* rows, int* tiles, void* stream) {
-  return launch<sort_kernel>(
-      1, 1024, (experts + 64) * 4, false, stream, ids, stride, choices, top_k, experts, height, tile_expert, tile_start,
-      tile_length, rows, tiles);
+int experts_sort(const Choices* a, void* stream) {
+  int grid = (a->count + SORTED - 1) / SORTED, bytes = (a->experts + 64) * 4;
+  if (grid == 1) return launch<sort_kernel<WHOLE>>(1, SORT_THREADS, bytes, false, stream, *a);
+  if (int code = launch<sort_kernel<COUNT>>(grid, SORT_THREADS, bytes, false, stream, *a)) return code;
+  return launch<sort_kernel<PLACE>>(grid, SORT_THREADS, bytes, true, stream, *a);
 }
 int experts_combine(
     const void* parts, int half, const int* ids, long stride, int tokens, int top_k, int n, void* out, void* stream) {
@@ -41,16 +47,24 @@ int experts_combine(
         grid, 128, bytes, true, stream, (const __nv_bfloat16*)parts, ids, stride, top_k, n, to);
   return launch<combine_kernel<float>>(grid, 128, bytes, true, stream, (const float*)parts, ids, stride, top_k, n, to);
 }
-int experts_sum(const Gemm* a, int tokens, void* stream) { return sum_launch<8, 6>(*a, tokens, stream); }
-int experts_gate_one(const Gemm* a, int tiles, void* stream) { return stream_launch<true, 1, 1, 7, 1, 4>(*a, tiles, stream); }
-int experts_gate_few(const Gemm* a, int tiles, void* stream) { return stream_launch<true, 2, 4, 4, 1, 2>(*a, tiles, stream); }
-int experts_down_flat(const Gemm* a, int tiles, void* stream) { return stream_launch<false, 2, 2, 1, 4, 2>(*a, tiles, stream); }
-int experts_down_deep(const Gemm* a, int tiles, void* stream) { return stream_launch<false, 2, 4, 4, 1, 2>(*a, tiles, stream); }
-int experts_gate_tall(const Gemm* a, int repeat, int blocks, void* stream) {
-  return tall_launch<true, float>(*a, repeat, blocks, stream);
+int experts_sum(const Gemm* a, int tokens, int each, void* stream) { return sum_launch<8, 6>(*a, tokens, each, stream); }
+int experts_gate_one(const Gemm* a, int tiles, void* stream) {
+  return stream_launch<true, 0, 1, 4, 1, 4>(*a, tiles, stream);
 }
-int experts_down_tall(const Gemm* a, int half, int repeat, int blocks, void* stream) {
-  return half ? tall_launch<false, __nv_bfloat16>(*a, repeat, blocks, stream) : tall_launch<false, float>(*a, repeat, blocks, stream);
+int experts_gate_few(const Gemm* a, int tiles, void* stream) {
+  return stream_launch<true, 2, 2, 4, 1, 2>(*a, tiles, stream);
+}
+int experts_down_flat(const Gemm* a, int tiles, int half, int parts, void* stream) {
+  return flat_launch<2, 8, 6>(*a, tiles, half, parts, stream);
+}
+int experts_down_deep(const Gemm* a, int tiles, void* stream) {
+  return stream_launch<false, 2, 2, 4, 1, 2>(*a, tiles, stream);
+}
+int experts_gate_tall(const Gemm* a, int wide, int repeat, int blocks, void* stream) {
+  return tall_launch<true>(*a, wide, repeat, blocks, stream);
+}
+int experts_down_tall(const Gemm* a, int wide, int repeat, int blocks, void* stream) {
+  return tall_launch<false>(*a, wide, repeat, blocks, stream);
 }
 
 }  // extern "C"

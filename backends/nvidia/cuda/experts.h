@@ -34,3 +34,5 @@ __device__ __forceinline__ float activation(float gate, float up, float beta, fl
   if (beta == 0) return gate * sigmoid * up;
   return beta * tanh_of(gate / beta) * sigmoid * (linear_beta * tanh_of(up / linear_beta));
 }
+__device__ __forceinline__ void put(float* to, float v) { *to = v; }
+__device__ __forceinline__ void put(__nv_bfloat16* to, float v) { *to = __float2bfloat16(v); }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from ctypes import c_float, c_int, c_long, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +19,14 @@ MOST = 4096
 """Tokens at a time: scratch is a row of the output a choice."""
 FLAT = 512
 """Up to so many columns of hidden, all of K is in shared memory at once."""
-TALLEST = 128
+RESIDENT = 384
+"""The same in the ring of the kernels for many, which has three stages of 128."""
+HEIGHTS = (96, 128)
+"""The most choices of a tile of the two kernels for many."""
+SORTED = 8192
+"""Choices that one block sorts; more take two launches."""
+PARTS = 4
+"""Blocks of a tile in the second GEMM, where all of K is in shared memory."""
 STREAMED = 16
 """Choices of a tile of the kernels that stream."""
 
@@ -42,6 +50,20 @@ class Gemm(ctypes.Structure):
         *((name, c_long) for name in ("x_stride", "weights_stride", "ids_stride")),
         *((name, c_int) for name in ("top_k", "k", "n")),
         *((name, c_float) for name in ("beta", "linear_beta")),
+    )
+
+
+class Choices(ctypes.Structure):
+    """`struct Choices` of `experts_sort.h`."""
+
+    _fields_ = (
+        ("ids", c_void_p),
+        ("ids_stride", c_long),
+        *((name, c_int) for name in ("count", "top_k", "experts", "height")),
+        *(
+            (name, c_void_p)
+            for name in ("tile_expert", "tile_start", "tile_length", "rows", "tiles", "counts", "ranks")
+        ),
     )
 
 
@@ -83,6 +105,11 @@ def sum_of_experts(
     return out
 
 
+def _wide(each: float) -> bool:
+    """Whether experts of so many choices are cut into tiles of more than 96: those of 128 are padded to 96 at least."""
+    return each > 88 and each / math.ceil(each / HEIGHTS[1]) > 90
+
+
 class Layer:
     """One call's tensors, and the launches it is made of."""
 
@@ -109,15 +136,17 @@ class Layer:
             self._direct(out)
             return
         few = self.choices <= limits.few * self.experts
-        self._sort(STREAMED if few else TALLEST)
-        half = self.choices >= limits.half and not few
+        wide = _wide(self.choices / self.experts)
+        self._sort(STREAMED if few else HEIGHTS[wide])
+        # The kernels for many write bfloat16, the one that splits long rows of w2 among warps fp32.
+        half = not few or (self.choices >= limits.half and self.inner <= FLAT)
         dtype = torch.bfloat16 if half else torch.float32
         parts = torch.empty(self.choices, self.width, dtype=dtype, device=self.device)
         self.down.out = _at(parts)
         if few:
-            self._streamed()
+            self._streamed(half)
         else:
-            self._tall(half)
+            self._tall(wide)
         _launch(
             "experts_combine", self.device, _at(parts), int(half), _at(self.ids), c_long(self.ids.stride(0)),
             self.tokens, self.top_k, self.width, _at(out),
@@ -127,28 +156,31 @@ class Layer:
         self.gate.ids = self.down.ids = _at(self.ids)
         self.down.out = _at(out)
         _launch("experts_gate_one", self.device, ctypes.byref(self.gate), self.choices)
-        _launch("experts_sum", self.device, ctypes.byref(self.down), self.tokens)
+        _launch("experts_sum", self.device, ctypes.byref(self.down), self.tokens, (self.tokens + 1) // 2)
 
     def _sort(self, height: int) -> None:
-        self.most = min(self.choices, self.experts + self.choices // height)
-        # Expert, start and length of every tile; the sorted choices; how many tiles there are.
-        self.table = torch.empty(3 * self.most + self.choices + 1, dtype=torch.int32, device=self.device)
-        first = self.table.data_ptr()
-        places = [first + 4 * at for at in (0, self.most, 2 * self.most, 3 * self.most, 3 * self.most + self.choices)]
+        most, choices = min(self.choices, self.experts + self.choices // height), self.choices
+        blocks = -(-choices // SORTED)
+        # Expert, start and length of every tile; the sorted choices; how many tiles there are; counts and ranks.
+        sizes = (
+            (most, most, most, choices, 1, blocks * self.experts, choices) if blocks > 1 else (most,) * 3 + (choices, 1)
+        )
+        self.table, self.most = torch.empty(sum(sizes), dtype=torch.int32, device=self.device), most
+        places = [self.table.data_ptr() + 4 * sum(sizes[:i]) for i in range(len(sizes))]
         for gemm in (self.gate, self.down):
-            gemm.tile_expert, gemm.tile_start, gemm.tile_length, gemm.rows, gemm.tiles = places
-        _launch(
-            "experts_sort", self.device, _at(self.ids), c_long(self.ids.stride(0)), self.choices, self.top_k,
-            self.experts, height, *map(c_void_p, places),
-        )  # fmt: skip
+            gemm.tile_expert, gemm.tile_start, gemm.tile_length, gemm.rows, gemm.tiles = places[:5]
+        stride = self.ids.stride(0)
+        sorted_ = Choices(self.ids.data_ptr(), stride, choices, self.top_k, self.experts, height, *places)
+        _launch("experts_sort", self.device, ctypes.byref(sorted_))
 
-    def _streamed(self) -> None:
+    def _streamed(self, half: bool) -> None:
         _launch("experts_gate_few", self.device, ctypes.byref(self.gate), self.most)
-        down = "experts_down_flat" if self.inner <= FLAT else "experts_down_deep"
-        _launch(down, self.device, ctypes.byref(self.down), self.most)
+        if self.inner <= FLAT:
+            _launch("experts_down_flat", self.device, ctypes.byref(self.down), self.most, int(half), PARTS)
+        else:
+            _launch("experts_down_deep", self.device, ctypes.byref(self.down), self.most)
 
-    def _tall(self, half: bool) -> None:
-        blocks = _multiprocessors(self.device)
-        _launch("experts_gate_tall", self.device, ctypes.byref(self.gate), 1, blocks)
-        repeat = 7 if self.inner <= FLAT else 1
-        _launch("experts_down_tall", self.device, ctypes.byref(self.down), int(half), repeat, blocks)
+    def _tall(self, wide: bool) -> None:
+        blocks, repeat = _multiprocessors(self.device), 7 if self.inner <= RESIDENT else 1
+        _launch("experts_gate_tall", self.device, ctypes.byref(self.gate), int(wide), 1, blocks)
+        _launch("experts_down_tall", self.device, ctypes.byref(self.down), int(wide), repeat, blocks)

@@ -21,6 +21,12 @@ struct Words {
   uint4 lo, hi;
   uint32_t s0, s1;
 };
+// A unit in shared memory.
+__device__ __forceinline__ Words words_at(uint32_t unit) {
+  const int lane = threadIdx.x & 31;
+  uint32_t scale = unit + 1024 + (lane >> 2) * 4;
+  return {read4(unit + lane * 16), read4(unit + 512 + lane * 16), read1(scale), read1(scale + 32)};
+}
 // Columns 32 J + 16 H to 32 J + 16 H + 15 as a 16 x 16 operand.
 template <int J, int H> __device__ __forceinline__ void decode(const Words& w, uint32_t (&a)[4]) {
   uint32_t f0 = factor<J>(w.s0), f1 = factor<J>(w.s1);

@@ -101,6 +101,28 @@ template <int N> __device__ __forceinline__ void more_registers() {
 template <int N> __device__ __forceinline__ void fewer_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
+// 8x8 matrices of 16 bits, transposed on their way: lane l gives the address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void write_matrices(uint32_t at, uint32_t a, uint32_t b) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(at), "r"(a), "r"(b) : "memory");
+}
+__device__ __forceinline__ void write_matrices(uint32_t at, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+               ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+__device__ __forceinline__ uint32_t pair(float low, float high) {
+  uint32_t v;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
+  return v;
+}
+// Bytes, a multiple of 16, to global memory in the background; `stores_read` waits until they have left shared memory.
+__device__ __forceinline__ void store_bytes(void* to, uint32_t from, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ __forceinline__ void stores_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+// Threads of a warpgroup meet.
+__device__ __forceinline__ void meet(int which) { asm volatile("bar.sync %0, 128;" ::"r"(which + 1) : "memory"); }
 // Keeps what touches these registers on its side.
 template <int N> __device__ __forceinline__ void hold(float (&d)[N]) {
 #pragma unroll
