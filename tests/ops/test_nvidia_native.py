@@ -28,7 +28,7 @@ def _reasons(answer: object) -> str:
     [
         ({"heads": 24}, "at most 16 heads, this has 24"),
         ({"kv_lora": 256}, "kv_lora 512"),
-        ({"page_tokens": 48}, "multiple of 32 tokens, this has 48"),
+        ({"page_tokens": 48}, "multiple of 64 tokens, this has 48"),
         ({"kv_dtype": "float32"}, "this is float32"),
     ],
 )
