@@ -16,7 +16,7 @@ using uint64_t = unsigned long long;
 #define MOST 8
 #endif
 #ifndef WORKERS
-#define WORKERS 448
+#define WORKERS 224
 #endif
 
 // MOST stored blocks and the running sum; a thread has VECTORS of 8 channels of each.
@@ -225,4 +225,123 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, 1) mix(Arguments a) {
     }
     put(a.out + row * DIM, result);
   }
+}
+
+// For few rows: a cluster of SPREAD programs shares a row, a thread has 8 channels of every source, and all loads are
+// on their way at once. Sums go straight into the shared memory of all programs of the cluster.
+constexpr int SPREAD = 4, FEW = DIM / 8 / SPREAD, FEW_WARPS = FEW / 32;
+static_assert(FEW * 8 * SPREAD == DIM && FEW_WARPS * 32 == FEW, "threads of a cluster share a row evenly");
+
+__device__ void send(const float* place, int rank, float value) {
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared(place)), "r"(rank));
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(value) : "memory");
+}
+__device__ void meet_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+extern "C" __global__ void __cluster_dims__(SPREAD, 1, 1) __launch_bounds__(FEW, 2) spread(Arguments a) {
+  __shared__ float sums[SPREAD * FEW_WARPS][2 * SOURCES], squares[SPREAD * FEW_WARPS];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, rank = blockIdx.x % SPREAD;
+  const long long row = blockIdx.x / SPREAD;
+  const int at = (rank * FEW + threadIdx.x) * 8;
+  Part source[SOURCES], before, scale;
+  uint16_t* prefix = a.prefix + row * a.prefix_row + at;
+  uint16_t* blocks = a.blocks + row * a.block_row + at;
+  source[MOST].vector = *(const uint4*)(a.add ? a.delta + row * a.delta_row + at : prefix);
+  if (a.add && !a.reset) before.vector = *(const uint4*)prefix;
+#pragma unroll
+  for (int j = 0; j < MOST; j++) {
+    source[j].vector = j < a.count ? *(const uint4*)(blocks + j * a.block_stride) : make_uint4(0, 0, 0, 0);
+  }
+  float key[8];
+  *(float4*)key = *(const float4*)(a.key + at);
+  *(float4*)(key + 4) = *(const float4*)(a.key + at + 4);
+  if (a.has_norm) scale.vector = *(const uint4*)(a.norm + at);
+  // No program writes into another that has not started.
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+  if (a.add) {
+    if (!a.reset) {
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        const uint32_t x = before.pairs[e], y = source[MOST].pairs[e];
+        source[MOST].pairs[e] = pair_of(low(x) + low(y), high(x) + high(y));
+      }
+    }
+    *(uint4*)prefix = source[MOST].vector;
+  }
+  if (a.store) *(uint4*)(blocks + a.count * a.block_stride) = source[MOST].vector;
+
+  // After the exchanges a lane has one of 2 * SOURCES sums: lane j that of the squares, or of the products, of j.
+  float mine = 0;
+#pragma unroll
+  for (int j = 0; j < SOURCES; j++) {
+    float square = 0, product = 0;
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      const float x = low(source[j].pairs[e]), y = high(source[j].pairs[e]);
+      square = fmaf(x, x, fmaf(y, y, square));
+      product = fmaf(x, key[2 * e], fmaf(y, key[2 * e + 1], product));
+    }
+    float sum = (lane & 16 ? product : square) + __shfl_xor_sync(ALL, lane & 16 ? square : product, 16);
+#pragma unroll
+    for (int d = 8; d; d /= 2) sum += __shfl_xor_sync(ALL, sum, d);
+    if ((lane & 15) == j) mine = sum;
+  }
+  if ((lane & 15) < SOURCES) {
+#pragma unroll
+    for (int r = 0; r < SPREAD; r++) send(&sums[rank * FEW_WARPS + warp][(lane >> 4) * SOURCES + (lane & 15)], r, mine);
+  }
+  meet_cluster();
+  float sum = 0, product = 0;
+  const bool valid = lane < a.count || lane == MOST;
+  if (valid) {
+#pragma unroll
+    for (int w = 0; w < SPREAD * FEW_WARPS; w++) {
+      sum += sums[w][lane];
+      product += sums[w][SOURCES + lane];
+    }
+  }
+  const float score = valid ? product / sqrtf(sum / DIM + a.eps) : -INFINITE;
+  float most = score;
+#pragma unroll
+  for (int d = 16; d; d /= 2) most = fmaxf(most, __shfl_xor_sync(ALL, most, d));
+  float share = valid ? __expf(score - most) : 0, shares = share;
+#pragma unroll
+  for (int d = 16; d; d /= 2) shares += __shfl_xor_sync(ALL, shares, d);
+  share /= shares;
+  float mixed[8] = {};
+#pragma unroll
+  for (int j = 0; j < SOURCES; j++) {
+    const float part = __shfl_sync(ALL, share, j);
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      mixed[2 * e] = fmaf(part, low(source[j].pairs[e]), mixed[2 * e]);
+      mixed[2 * e + 1] = fmaf(part, high(source[j].pairs[e]), mixed[2 * e + 1]);
+    }
+  }
+  Part result;
+  float square = 0;
+#pragma unroll
+  for (int e = 0; e < 4; e++) {
+    const uint32_t pair = result.pairs[e] = pair_of(mixed[2 * e], mixed[2 * e + 1]);
+    square = fmaf(low(pair), low(pair), fmaf(high(pair), high(pair), square));
+  }
+  if (a.has_norm) {
+#pragma unroll
+    for (int d = 16; d; d /= 2) square += __shfl_xor_sync(ALL, square, d);
+    if (lane < SPREAD) send(&squares[rank * FEW_WARPS + warp], lane, square);
+    meet_cluster();
+    float whole = 0;
+#pragma unroll
+    for (int w = 0; w < SPREAD * FEW_WARPS; w++) whole += squares[w];
+    const float factor = 1 / sqrtf(whole / DIM + a.out_eps);
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      const uint32_t x = result.pairs[e], y = scale.pairs[e];
+      result.pairs[e] = pair_of(low(x) * factor * low(y), high(x) * factor * high(y));
+    }
+  }
+  *(uint4*)(a.out + row * DIM + at) = result.vector;
 }
