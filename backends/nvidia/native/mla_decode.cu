@@ -1,6 +1,6 @@
 // Absorbed MLA decoding for up to 16 heads, of a cache in bf16 or (FP8) float8_e4m3: split KV, then a merge.
 //
-// One program a multiprocessor works through chunks of sequences, one after the other. One warp fetches: the queries of
+// One program a multiprocessor works through chunks of sequences, one after the other. Four warps fetch: the queries of
 // the next chunk, and tiles of cached rows into a ring in shared memory, whose slots are never empty for long. Scores:
 // four warps take some rows each over half of the channels, four more the other half; the halves meet in shared memory.
 // Values: every warp has 64 channels, and the weights of all rows. A tile's scores are formed while those of the tile
@@ -18,7 +18,7 @@ using uint64_t = unsigned long long;
 constexpr int RANK = 512, ENTRY = 576, WARPS = 8, WORKERS = WARPS * 32, HEADS = 16, HALF = ENTRY / 2, STEPS = HALF / 16;
 // A worker's rows of a tile come in UNITS of 8. Rows are 16 bytes apart from being whole banks, so that 8 of them do not
 // meet in one.
-constexpr int UNITS = FP8 ? 2 : 1, ROWS = 32 * UNITS, SLOTS = 5;
+constexpr int UNITS = FP8 ? 2 : 1, ROWS = 32 * UNITS, SLOTS = 5, FETCHERS = 4, ROWS_EACH = ROWS / FETCHERS;
 constexpr int ROW_BYTES = FP8 ? ENTRY : 2 * ENTRY, PITCH = ROW_BYTES + 16, TILE = ROWS * PITCH, QUERY_PITCH = 2 * ENTRY + 16;
 constexpr int SCORES = 2 * 4 * UNITS * 32;  // of 4 floats, for one tile
 
@@ -159,31 +159,33 @@ struct Place {
   }
 };
 
-// One warp: lane by lane a row. Rows beyond the last become zeros; queries beyond the last head are never used. Where
-// rows are not aligned to 16 bytes they are copied byte by byte.
+// Warps that fetch have some rows of every tile each, a lane a row: a copy takes some fifty cycles to issue. Rows beyond
+// the last become zeros; where rows are not aligned to 16 bytes they are copied byte by byte. The first warp also hands
+// out chunks with their queries, of which those beyond the last head are never used.
 __device__ void fetch_all(const Arguments& a, Memory& m) {
-  const int lane = threadIdx.x & 31;
+  const int lane = threadIdx.x & 31, mine = threadIdx.x / 32 - WARPS, r = mine * ROWS_EACH + lane;
   Walk at;
   Place to{0, 1};
   uint32_t parity = 1;
   for (int item = blockIdx.x;; item += gridDim.x) {
-    const bool more = at.find(a, item);
-    wait(m.taken, parity);
-    parity ^= 1;
-    const bool some = more && at.first < at.last;
-    if (lane == 0) {
-      m.item = more ? Item{at.n, at.split, at.last - at.first, at.last - at.first == at.length} : Item{-1, 0, 0, 0};
-      expect(m.given, some ? a.heads * 2 * ENTRY : 0);
+    const bool more = at.find(a, item), some = more && at.first < at.last;
+    if (mine == 0) {
+      wait(m.taken, parity);
+      parity ^= 1;
+      if (lane == 0) {
+        m.item = more ? Item{at.n, at.split, at.last - at.first, at.last - at.first == at.length} : Item{-1, 0, 0, 0};
+        expect(m.given, some ? a.heads * 2 * ENTRY : 0);
+      }
+      __syncwarp();
+      if (some && lane < a.heads) {
+        fetch(m.queries + lane * QUERY_PITCH, a.q + at.n * a.q_row + lane * a.q_head, 2 * ENTRY, m.given);
+      }
     }
     if (!more) return;
-    __syncwarp();
-    if (some && lane < a.heads) {
-      fetch(m.queries + lane * QUERY_PITCH, a.q + at.n * a.q_row + lane * a.q_head, 2 * ENTRY, m.given);
-    }
     const int* table = a.table + at.n * a.table_row + at.first / a.page;
     int in_page = at.first % a.page, page = some ? *table : 0;
     for (int row = at.first; row < at.last; row += ROWS) {
-      const uint8_t* from = a.cache + page * a.page_bytes + (in_page + lane) * ROW_BYTES;
+      const uint8_t* from = a.cache + page * a.page_bytes + (in_page + r) * ROW_BYTES;
       const int rows = min(at.last - row, ROWS);
       in_page += ROWS;
       if (in_page == a.page) {
@@ -192,22 +194,19 @@ __device__ void fetch_all(const Arguments& a, Memory& m) {
       }
       if (row + ROWS < at.last) page = *table;
       wait(m.empty[to.slot], to.parity);
-      uint8_t* tile = m.ring[to.slot];
+      uint8_t* here = m.ring[to.slot] + r * PITCH;
       if (rows < ROWS || !a.aligned) {
-        for (int r = lane; r < ROWS; r += 32) {
-          for (int byte = 0; r >= rows && byte < ROW_BYTES; byte += 16) *(uint4*)(tile + r * PITCH + byte) = make_uint4(0, 0, 0, 0);
-          for (int byte = 0; r < rows && !a.aligned && byte < ROW_BYTES; byte++) tile[r * PITCH + byte] = from[(r - lane) * ROW_BYTES + byte];
+        if (lane < ROWS_EACH) {
+          for (int byte = 0; r >= rows && byte < ROW_BYTES; byte += 16) *(uint4*)(here + byte) = make_uint4(0, 0, 0, 0);
+          for (int byte = 0; r < rows && !a.aligned && byte < ROW_BYTES; byte++) here[byte] = from[byte];
         }
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         __syncwarp();
       }
-      if (lane == 0) expect(m.full[to.slot], a.aligned ? rows * ROW_BYTES : 0);
+      const int copied = a.aligned ? min(max(rows - mine * ROWS_EACH, 0), ROWS_EACH) : 0;
+      if (lane == 0) expect(m.full[to.slot], copied * ROW_BYTES);
       __syncwarp();
-#pragma unroll
-      for (int u = 0; u < UNITS; u++) {
-        const int r = lane + 32 * u;
-        if (r < rows && a.aligned) fetch(tile + r * PITCH, from + 32 * u * ROW_BYTES, ROW_BYTES, m.full[to.slot]);
-      }
+      if (lane < copied) fetch(here, from, ROW_BYTES, m.full[to.slot]);
       to.next();
     }
   }
@@ -449,13 +448,13 @@ __device__ void attend_all(const Arguments& a, Memory& m) {
   }
 }
 
-// Registers go from the fetching warp's group to the workers.
-extern "C" __global__ void __launch_bounds__(WORKERS + 128, 1) attend(Arguments a) {
+// Registers go from the fetching warps to the workers.
+extern "C" __global__ void __launch_bounds__(WORKERS + FETCHERS * 32, 1) attend(Arguments a) {
   extern __shared__ __align__(128) uint8_t memory[];
   Memory& m = *(Memory*)memory;
   if (threadIdx.x == 0) {
     for (int i = 0; i < SLOTS; i++) {
-      prepare(m.full[i], 1);
+      prepare(m.full[i], FETCHERS);
       prepare(m.empty[i], WARPS);
     }
     prepare(m.given, 1);
@@ -465,7 +464,7 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 128, 1) attend(Arguments 
   __syncthreads();
   if (threadIdx.x >= WORKERS) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-    if (threadIdx.x < WORKERS + 32) fetch_all(a, m);
+    fetch_all(a, m);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
     attend_all(a, m);
