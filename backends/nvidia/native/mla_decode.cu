@@ -138,6 +138,10 @@ struct Walk {
   }
 };
 
+template <bool VALUE>
+struct Flag {
+  static constexpr bool value = VALUE;
+};
 struct Item {
   int n, split, rows, whole;
 };
@@ -356,12 +360,12 @@ __device__ void attend_all(const Arguments& a, Memory& m) {
     float acc[8][4] = {};
     float top0 = -INFINITE, top1 = -INFINITE, sum0 = 0, sum1 = 0;
     int before = 0;
-#pragma unroll 1
-    for (int k = 0; tiles && k <= tiles; k++) {
-      if (k < tiles) wait(m.full[here.slot], here.parity);
+    // Step k forms the scores of tile k, and uses those of tile k - 1.
+    auto step = [&](int k, auto forms, auto uses) {
+      if (forms.value) wait(m.full[here.slot], here.parity);
       meet();  // The scores of the tile before are there.
       float4 part[4 * UNITS];
-      if (k > 0) {
+      if (uses.value) {
         const float4* from = m.scores[turn ^ 1] + lane;
 #pragma unroll
         for (int j = 0; j < 4 * UNITS; j++) {
@@ -370,17 +374,17 @@ __device__ void attend_all(const Arguments& a, Memory& m) {
         }
       }
       const int now = here.slot;
-      if (k < tiles) {
-        const uint32_t tile = ring + now * TILE;
+      if (forms.value) {
+        float4* to = m.scores[turn] + SCORES / 2 * half + group * 32 + lane;
 #pragma unroll
         for (int u = 0; u < UNITS; u++) {
-          const uint32_t rows = tile + u * 32 * PITCH;
-          m.scores[turn][SCORES / 2 * half + (4 * u + group) * 32 + lane] = score(q, rows + scores_at, rows + rest_at, grown);
+          const uint32_t rows = ring + now * TILE + u * 32 * PITCH;
+          to[u * 128] = score(q, rows + scores_at, rows + rest_at, grown);
         }
         turn ^= 1;
         here.next();
       }
-      if (k > 0) {
+      if (uses.value) {
         const int rows = item.rows - (k - 1) * ROWS;
         float most0 = -INFINITE, most1 = -INFINITE;
 #pragma unroll
@@ -426,6 +430,12 @@ __device__ void attend_all(const Arguments& a, Memory& m) {
         if (lane == 0) arrive(m.empty[before]);
       }
       before = now;
+    };
+    if (tiles) {
+      step(0, Flag<true>(), Flag<false>());
+#pragma unroll 1
+      for (int k = 1; k < tiles; k++) step(k, Flag<true>(), Flag<true>());
+      step(tiles, Flag<false>(), Flag<true>());
     }
 #pragma unroll
     for (int d = 1; d < 4; d *= 2) {

@@ -39,7 +39,7 @@ def _expand(
     EXACT: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_V: tl.constexpr,
     ROWS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values `[h, n * window + i]` of cached row `begin + i` of sequence n, for some i and one h; and its rope.
+    """Keys and values `[h, n * window + i]` of cached row `begin + i` of sequence n, for some i and one h, and ropes.
 
     What rounding takes from the values of the first `EXACT` positions goes to `rest`.
     """
