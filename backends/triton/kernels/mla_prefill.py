@@ -101,11 +101,12 @@ def _tiles(
         key = tl.load(keys + row * NOPE + channels[None, :], key_mask, 0.0)
         rope = tl.load(ropes + row * ROPE + rope_channels[None, :], rope_mask, 0.0)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee")
-        scores = tl.dot(query_rope, tl.trans(rope), scores, input_precision="ieee") * scale
+        scores = tl.dot(query_rope, tl.trans(rope), scores, input_precision="ieee")
         if MASKED:
             scores = tl.where((at + columns)[None, :] < sees[:, None], scores, -float("inf"))
-        higher = tl.maximum(top, tl.max(scores, 1))
-        weights = tl.exp2(scores - higher[:, None])
+        # Scaled once the maximum is known: a multiplication and the subtraction are one instruction.
+        higher = tl.maximum(top, tl.max(scores, 1) * scale)
+        weights = tl.exp2(scores * scale - higher[:, None])
         fade = tl.exp2(top - higher)
         total = total * fade + tl.sum(weights, 1)
         value = tl.load(values + row * VALUE + value_channels[None, :], value_mask, 0.0)
