@@ -13,8 +13,8 @@ from k3hal.dispatch import Needs, provides
 from k3hal.dispatch.call import Answer, Call, No, Yes
 
 LOG2_E = 1.4426950408889634
-MOST_HEADS, RANK, ROPE, ROWS, THREADS, CHANNELS = 16, 512, 64, 32, 256, 128
-RING, SCORES = 6 * ROWS * (RANK + ROPE) * 2, 2 * 2 * 16 * ROWS * 4
+MOST_HEADS, RANK, ROPE, ROWS, CHANNELS = 16, 512, 64, 64, 128
+THREADS, MERGE_THREADS, SHARED = 384, 256, 227 << 10
 LEAST_CHUNK = 512
 """Rows of a chunk, if its sequence is not so long that every multiprocessor would get more than one."""
 
@@ -35,7 +35,7 @@ def _kernels(fp8: bool, index: int) -> tuple[Kernel, Kernel, int]:
     """The two kernels, and how many multiprocessors the device has."""
     macros = (f"FP8={int(fp8)}",)
     processors = torch.cuda.get_device_properties(index).multi_processor_count
-    attend = kernel("mla_decode", "attend", macros, RING + SCORES, index)
+    attend = kernel("mla_decode", "attend", macros, SHARED, index)
     return attend, kernel("mla_decode", "merge", macros, processors * 4, index), processors
 
 
@@ -64,7 +64,7 @@ def mla_decode(q: Tensor, kv_cache: Tensor, page_table: Tensor, seq_lens: Tensor
     out = torch.empty((count, heads, kv_lora), dtype=q.dtype, device=q.device)
     if not count:
         return out
-    if (q.stride(0) | q.stride(1)) % 4 or q.data_ptr() % 8:
+    if (q.stride(0) | q.stride(1) | q.data_ptr() >> 1) % 8:
         q = q.contiguous()
     attend, merge, processors = _kernels(kv_cache.element_size() == 1, q.get_device())
     page, page_bytes = kv_cache.shape[1], kv_cache.stride(0) * kv_cache.element_size()
@@ -80,5 +80,5 @@ def mla_decode(q: Tensor, kv_cache: Tensor, page_table: Tensor, seq_lens: Tensor
     )  # fmt: skip
     attend.launch((min(count * splits, processors), 1), THREADS, arguments)
     if splits > 1:
-        merge.launch((count * heads, kv_lora // CHANNELS), THREADS, arguments, overlapped=True)
+        merge.launch((count * heads, kv_lora // CHANNELS), MERGE_THREADS, arguments, overlapped=True)
     return out

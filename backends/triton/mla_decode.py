@@ -10,27 +10,30 @@ from k3hal.backends.triton._triton import NEEDS, cache_supported, kernels
 from k3hal.dispatch import provides
 from k3hal.dispatch.call import Call
 
-# rows of a tile, warps, stages, least rows of a chunk, most chunks of a sequence, programs a processor
-Shape = tuple[int, int, int, int, int, int]
+# rows of a tile, warps, stages, least rows of a chunk, most chunks of a sequence, programs a processor, a block's heads
+Shape = tuple[int, int, int, int, int, int, int]
+UPRIGHT: Shape = (64, 8, 2, 1024, 128, 1, 64)
+"""For many heads, where there is as much shared memory as on Hopper."""
+UPRIGHT_SHARED = 227 << 10
 OTHER_TILINGS: Mapping[str, Shape] = {
-    "chunk256": (32, 4, 3, 256, 256, 2),
-    "chunk1024": (32, 4, 3, 1024, 128, 2),
-    "stages4": (32, 4, 4, 1024, 128, 1),
-    "stages5": (32, 4, 5, 1024, 128, 1),
-    "warps8": (32, 8, 3, 512, 256, 2),
-    "rows16": (16, 4, 6, 512, 256, 2),
-    "rows64": (64, 4, 2, 1024, 128, 1),
+    "chunk1024": (32, 4, 3, 1024, 128, 2, 16),
+    "warps8": (32, 8, 3, 512, 256, 2, 32),
+    "rows64": (64, 4, 2, 1024, 128, 1, 16),
+    "upright": UPRIGHT,
 }
 """For devices of 160 KiB of shared memory a program or more; others have one tiling that fits."""
 
 
-def _default(q: Tensor) -> Shape:
+def _default(q: Tensor, kv_cache: Tensor) -> Shape:
     from k3hal.backends.triton.kernels.programs import shared_memory
 
+    heads = 16 if q.shape[1] <= 16 else 32
     if q.element_size() == 4:  # No matrix unit multiplies fp32 exactly.
-        return (16, 8, 1, 512, 256, 2)
-    warps = 4 if q.shape[1] <= 16 else 8
-    return (32, warps, 3 if shared_memory(q.device) > 112 << 10 else 1, 512, 256, 2)
+        return (16, 8, 1, 512, 256, 2, heads)
+    if q.shape[1] > heads and kv_cache.dtype is q.dtype and shared_memory(q.device) >= UPRIGHT_SHARED:
+        return UPRIGHT
+    stages = 3 if shared_memory(q.device) > 112 << 10 else 1
+    return (32, 4 if heads == 16 else 8, stages, 512, 256, 2, heads)
 
 
 def _twice(kv_cache: Tensor) -> bool:
@@ -45,7 +48,8 @@ def _tiled(shape: Shape | None = None, twice: bool | None = None) -> Callable[..
     ) -> Tensor:
         """See the operator."""
         kernel = kernels("mla_decode")
-        tiling = kernel.Tiling(*(shape or _default(q)), _twice(kv_cache) if twice is None else twice)
+        *rest, heads = shape or _default(q, kv_cache)
+        tiling = kernel.Tiling(*rest, _twice(kv_cache) if twice is None else twice, heads)
         return kernel.mla_decode(q, kv_cache, page_table, seq_lens, scale, kv_lora, tiling)
 
     return mla_decode

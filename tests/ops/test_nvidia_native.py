@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
 
-from k3hal.backends.nvidia import mla_decode
+from k3hal.backends.nvidia import attn_res_mix, mla_decode
 from k3hal.backends.nvidia.native import library
 from k3hal.dispatch.call import Call, No
 from k3hal.dispatch.device import DeviceDescription
@@ -28,7 +29,7 @@ def _reasons(answer: object) -> str:
     [
         ({"heads": 24}, "at most 16 heads, this has 24"),
         ({"kv_lora": 256}, "kv_lora 512"),
-        ({"page_tokens": 48}, "multiple of 32 tokens, this has 48"),
+        ({"page_tokens": 48}, "multiple of 64 tokens, this has 48"),
         ({"kv_dtype": "float32"}, "this is float32"),
     ],
 )
@@ -41,26 +42,45 @@ def test_decoding_says_what_it_is_not_made_for(changed: dict[str, int | str], re
     assert hasattr(mla_decode.mla_decode, ATTRIBUTE)
 
 
+def test_residuals_say_what_they_are_not_made_for() -> None:
+    device = DeviceDescription("other", "nvidia", "sm_90")
+    narrow = Call("attn_res_mix", device, "bfloat16", dims={"dim": 2304, "block_size": 12})
+    assert _reasons(attn_res_mix._supports(narrow)) == "needs dim 7168, this is 2304"
+    assert attn_res_mix._supports(Call("attn_res_mix", device, "bfloat16", dims={"dim": 7168, "block_size": 12}))
+
+
 def test_arguments_are_laid_out_as_the_compiler_lays_them_out() -> None:
     # Seven pointers, four long longs, seven ints and a float, without holes.
     assert ctypes.sizeof(mla_decode.Arguments) == 7 * 8 + 4 * 8 + 7 * 4 + 4
+    assert ctypes.sizeof(attn_res_mix.Arguments) == 6 * 8 + 4 * 8 + 6 * 4 + 2 * 4
     assert ctypes.sizeof(library._Launch) == 56
     assert ctypes.sizeof(library._Attribute) == 72
 
 
+KERNELS = [
+    ("mla_decode", ["FP8=0"], 0, 2),
+    ("mla_decode", ["FP8=1"], 0, 2),
+    ("attn_res_mix", ["DIM=7168", "WORKERS=224", "MOST=8"], 0, 2),
+    # As measured: the bytes of stack a thread has where more blocks are held than K3 has.
+    ("attn_res_mix", ["DIM=7168", "WORKERS=896", "MOST=15"], 300, 2),
+]
+
+
 @compiles
-@pytest.mark.parametrize("fp8", [0, 1])
-def test_decoding_compiles_without_spills(fp8: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "macros", "stack", "count"), KERNELS)
+def test_kernels_compile_without_spills(
+    name: str, macros: list[str], stack: int, count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     if importlib.util.find_spec("triton") is None:
         pytest.skip("what a kernel uses is read by a tool that comes with triton")
     from .triton_compile import _resources
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    code = library.compiled("mla_decode", [f"FP8={fp8}"])
-    lines = [line for line in _resources(code).splitlines() if "REG:" in line]
-    assert len(lines) == 2
-    assert all("STACK:0" in line for line in lines)
-    assert library.compiled("mla_decode", [f"FP8={fp8}"]) == code
+    code = library.compiled(name, macros)
+    used = [int(bytes_of) for bytes_of in re.findall(r"STACK:(\d+)", _resources(code))]
+    assert len(used) == count
+    assert max(used) <= stack
+    assert library.compiled(name, macros) == code
     assert len(list((tmp_path / "k3hal" / "nvidia").iterdir())) == 1
 
 

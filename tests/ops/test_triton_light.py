@@ -104,7 +104,7 @@ def test_sampling_from_the_vocabulary_of_k3_compiles(target: str) -> None:
     }  # fmt: skip
     sizes = {"BLOCK": sample.BLOCK, "BLOCKS": 64, "BINS": sample.BINS}
     weigh = compile_for(sample._weigh, target, types, {**sizes, "LANES": sample.LANES}, warps=8)
-    choose = compile_for(sample._choose, target, types, {**sizes, "WIDTH": 33, "HELD": sample.HELD}, warps=16)
+    choose = compile_for(sample._choose, target, types, {**sizes, "WIDTH": 33, "LANES": sample.LIST_LANES}, warps=16)
     assert weigh.spills == 0
     # As measured: the bytes of stack a thread has on sm_100; none elsewhere.
     assert choose.spills <= (40 if target == "sm_100" else 0)

@@ -25,7 +25,7 @@ from k3hal.dispatch.errors import UnsupportedError
 ARCH = "sm_90a"
 """What these kernels are written for: Hopper, with the instructions that only it has."""
 _SOURCES = Path(__file__).parent
-_OPTIONS = (f"--gpu-architecture={ARCH}", "--std=c++17")
+_OPTIONS = (f"--gpu-architecture={ARCH}", "--std=c++17", "--device-as-default-execution-space")
 _MOST_SHARED, _AFTER_START = 8, 6  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, programmatic serialisation
 
 

@@ -1,22 +1,26 @@
 // Absorbed MLA decoding for up to 16 heads, of a cache in bf16 or (FP8) float8_e4m3: split KV, then a merge.
 //
-// One program a multiprocessor works through chunks of sequences, one after the other; a ring in shared memory has the
-// next tiles of 32 cached rows on their way all the while, across the ends of chunks too. Scores: four warps take 8 rows
-// each over half of the channels, the other four the other half; the halves meet in shared memory. Values: every warp
-// has 64 channels, and the weights of all rows. A tile's scores are formed while those of the tile before are used, so
-// that one barrier a tile is enough.
+// One program a multiprocessor works through chunks of sequences, one after the other. Four warps fetch: the queries of
+// the next chunk, and tiles of cached rows into a ring in shared memory, whose slots are never empty for long. Scores:
+// four warps take some rows each over half of the channels, four more the other half; the halves meet in shared memory.
+// Values: every warp has 64 channels, and the weights of all rows. A tile's scores are formed while those of the tile
+// before are used, so that one barrier a tile is enough.
 using uint8_t = unsigned char;
 using uint16_t = unsigned short;
 using uint32_t = unsigned;
+using uint64_t = unsigned long long;
 #define INFINITE __int_as_float(0x7f800000)
 #define ALL 0xffffffffu
 #ifndef FP8
 #define FP8 0
 #endif
 
-constexpr int RANK = 512, ENTRY = 576, ROWS = 32, THREADS = 256, HALF = ENTRY / 2, STEPS = HALF / 16;
-constexpr int ROW_BYTES = FP8 ? ENTRY : 2 * ENTRY, TILE = ROWS * ROW_BYTES, STAGES = FP8 ? 12 : 6;
-constexpr int PIECES = TILE / 16, PIECES_OF_ROW = ROW_BYTES / 16, COPIES = (PIECES + THREADS - 1) / THREADS;
+constexpr int RANK = 512, ENTRY = 576, WARPS = 8, WORKERS = WARPS * 32, HEADS = 16, HALF = ENTRY / 2, STEPS = HALF / 16;
+// A worker's rows of a tile come in UNITS of 8. Rows are 16 bytes apart from being whole banks, so that 8 of them do not
+// meet in one.
+constexpr int UNITS = FP8 ? 2 : 1, ROWS = 32 * UNITS, SLOTS = 5, FETCHERS = 4, ROWS_EACH = ROWS / FETCHERS;
+constexpr int ROW_BYTES = FP8 ? ENTRY : 2 * ENTRY, PITCH = ROW_BYTES + 16, TILE = ROWS * PITCH, QUERY_PITCH = 2 * ENTRY + 16;
+constexpr int SCORES = 2 * 4 * UNITS * 32;  // of 4 floats, for one tile
 
 struct Arguments {
   const uint16_t* q;
@@ -77,14 +81,26 @@ __device__ void read4_turned(uint32_t (&r)[4], uint32_t at) {
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
 }
 
-// Byte of a row's piece of 16 bytes in a tile: pieces change places by row, so that 8 rows are in different banks.
-__device__ int place(int row, int piece) {
-#if FP8
-  return row * ROW_BYTES + ((piece & ~3) | ((piece ^ (row >> 1)) & 3)) * 16;
-#else
-  return row * ROW_BYTES + ((piece & ~7) | ((piece ^ row) & 7)) * 16;
-#endif
+__device__ uint32_t shared(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
+__device__ void wait(const uint64_t& barrier, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra done;\nbra again;\ndone:\n}"
+      ::"r"(shared(&barrier)), "r"(parity) : "memory");
 }
+__device__ void prepare(uint64_t& barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared(&barrier)), "r"(arrivals) : "memory");
+}
+__device__ void arrive(uint64_t& barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared(&barrier)) : "memory");
+}
+__device__ void expect(uint64_t& barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared(&barrier)), "r"(bytes) : "memory");
+}
+__device__ void fetch(void* to, const void* from, int bytes, uint64_t& barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               ::"r"(shared(to)), "l"(from), "r"(bytes), "r"(shared(&barrier)) : "memory");
+}
+__device__ void meet() { asm volatile("bar.sync 1, %0;" ::"n"(WORKERS) : "memory"); }
 
 __device__ int chunk_of(int length, int least, int most) {
   return max((length + most * ROWS - 1) / (most * ROWS) * ROWS, least);
@@ -122,75 +138,99 @@ struct Walk {
   }
 };
 
-// Copies of tiles into the ring: those of this program's items, in order.
-struct Stream {
-  Walk at;
-  int item, row = 0, page = 0;
-  bool more = true;
-  uint32_t to[COPIES];
-  __device__ void next_item(const Arguments& a) {
-    while ((more = at.find(a, item))) {
-      item += gridDim.x;
-      row = at.first;
-      if (row < at.last) break;
+template <bool VALUE>
+struct Flag {
+  static constexpr bool value = VALUE;
+};
+struct Item {
+  int n, split, rows, whole;
+};
+struct Memory {
+  uint8_t ring[SLOTS][TILE];
+  uint8_t queries[HEADS * QUERY_PITCH];
+  float4 scores[2][SCORES];
+  Item item;
+  uint64_t full[SLOTS], empty[SLOTS], given, taken;
+};
+struct Place {
+  int slot = 0;
+  uint32_t parity;
+  __device__ void next() {
+    if (++slot == SLOTS) {
+      slot = 0;
+      parity ^= 1;
     }
-    look_up(a);
-  }
-  __device__ void look_up(const Arguments& a) {
-    if (more) page = a.table[at.n * a.table_row + row / a.page];
-  }
-  __device__ void start(const Arguments& a) {
-    item = blockIdx.x;
-#pragma unroll
-    for (int k = 0; k < COPIES; k++) {
-      const int id = threadIdx.x + k * THREADS;
-      to[k] = place(id / PIECES_OF_ROW, id % PIECES_OF_ROW);
-    }
-    next_item(a);
-  }
-  // The page of a tile is looked up when the tile before it is under way. Rows beyond the last become zeros.
-  __device__ void copy(const Arguments& a, uint32_t base, uint8_t* memory) {
-    if (more) {
-      const uint8_t* from = a.cache + page * a.page_bytes + row % a.page * ROW_BYTES;
-      const int rows = at.last - row;
-#pragma unroll
-      for (int k = 0; k < COPIES; k++) {
-        const int id = threadIdx.x + k * THREADS;
-        if (PIECES % THREADS == 0 || id < PIECES) {
-          const bool there = rows >= ROWS || id / PIECES_OF_ROW < rows;
-          const uint8_t* source = there ? from + id * 16 : a.cache;
-          if (a.aligned) {
-            asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
-                         ::"r"(base + to[k]), "l"(source), "r"(there ? 16 : 0) : "memory");
-          } else {
-            for (int byte = 0; byte < 16; byte++) memory[to[k] + byte] = there ? source[byte] : 0;
-          }
-        }
-      }
-      row += ROWS;
-      if (row < at.last) look_up(a);
-      else next_item(a);
-    }
-    asm volatile("cp.async.commit_group;" ::: "memory");
   }
 };
 
+// Warps that fetch have some rows of every tile each, a lane a row: a copy takes some fifty cycles to issue. Rows beyond
+// the last become zeros; where rows are not aligned to 16 bytes they are copied byte by byte. The first warp also hands
+// out chunks with their queries, of which those beyond the last head are never used.
+__device__ void fetch_all(const Arguments& a, Memory& m) {
+  const int lane = threadIdx.x & 31, mine = threadIdx.x / 32 - WARPS, r = mine * ROWS_EACH + lane;
+  Walk at;
+  Place to{0, 1};
+  uint32_t parity = 1;
+  for (int item = blockIdx.x;; item += gridDim.x) {
+    const bool more = at.find(a, item), some = more && at.first < at.last;
+    if (mine == 0) {
+      wait(m.taken, parity);
+      parity ^= 1;
+      if (lane == 0) {
+        m.item = more ? Item{at.n, at.split, at.last - at.first, at.last - at.first == at.length} : Item{-1, 0, 0, 0};
+        expect(m.given, some ? a.heads * 2 * ENTRY : 0);
+      }
+      __syncwarp();
+      if (some && lane < a.heads) {
+        fetch(m.queries + lane * QUERY_PITCH, a.q + at.n * a.q_row + lane * a.q_head, 2 * ENTRY, m.given);
+      }
+    }
+    if (!more) return;
+    const int* table = a.table + at.n * a.table_row + at.first / a.page;
+    int in_page = at.first % a.page, page = some ? *table : 0;
+    for (int row = at.first; row < at.last; row += ROWS) {
+      const uint8_t* from = a.cache + page * a.page_bytes + (in_page + r) * ROW_BYTES;
+      const int rows = min(at.last - row, ROWS);
+      in_page += ROWS;
+      if (in_page == a.page) {
+        in_page = 0;
+        table++;
+      }
+      if (row + ROWS < at.last) page = *table;
+      wait(m.empty[to.slot], to.parity);
+      uint8_t* here = m.ring[to.slot] + r * PITCH;
+      if (rows < ROWS || !a.aligned) {
+        if (lane < ROWS_EACH) {
+          for (int byte = 0; r >= rows && byte < ROW_BYTES; byte += 16) *(uint4*)(here + byte) = make_uint4(0, 0, 0, 0);
+          for (int byte = 0; r < rows && !a.aligned && byte < ROW_BYTES; byte++) here[byte] = from[byte];
+        }
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        __syncwarp();
+      }
+      const int copied = a.aligned ? min(max(rows - mine * ROWS_EACH, 0), ROWS_EACH) : 0;
+      if (lane == 0) expect(m.full[to.slot], copied * ROW_BYTES);
+      __syncwarp();
+      if (lane < copied) fetch(here, from, ROW_BYTES, m.full[to.slot]);
+      to.next();
+    }
+  }
+}
+
 // A warp's half of the queries' channels as left factors; returns what scores are to be multiplied by.
-__device__ float take_queries(uint32_t (&q)[STEPS][4], const Arguments& a, int n, int half, int g, int t) {
+__device__ float take_queries(uint32_t (&q)[STEPS][4], const uint8_t* queries, int heads, int half, int lane) {
 #if FP8
   // Four channels at a time, in the order in which a piece of a cached row is widened. The largest becomes about 2^14,
   // so that fp16 holds all that counts.
-  const uint16_t* from = a.q + n * a.q_row + half * HALF + 4 * t;
-  uint2 raw[STEPS][2];
+  const int g = lane >> 2, t = lane & 3;
+  const uint8_t* from = queries + g * QUERY_PITCH + half * 2 * HALF + 8 * t;
   float largest = 0;
 #pragma unroll
   for (int s = 0; s < STEPS; s++)
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-      const int head = g + 8 * h;
-      const uint2 x = head < a.heads ? *(const uint2*)(from + head * a.q_head + s * 16) : make_uint2(0, 0);
-      raw[s][h] = x;
-      largest = fmaxf(largest, fmaxf(fmaxf(fabsf(low(x.x)), fabsf(high(x.x))), fmaxf(fabsf(low(x.y)), fabsf(high(x.y)))));
+      const uint2 x = *(const uint2*)(from + 8 * h * QUERY_PITCH + s * 32);
+      const float most = fmaxf(fmaxf(fabsf(low(x.x)), fabsf(high(x.x))), fmaxf(fabsf(low(x.y)), fabsf(high(x.y))));
+      if (g + 8 * h < heads) largest = fmaxf(largest, most);
     }
 #pragma unroll
   for (int d = 16; d; d /= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, d));
@@ -200,41 +240,35 @@ __device__ float take_queries(uint32_t (&q)[STEPS][4], const Arguments& a, int n
   for (int s = 0; s < STEPS; s++)
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-      q[s][h] = factors(low(raw[s][h].x) * shrunk, high(raw[s][h].x) * shrunk);
-      q[s][2 + h] = factors(low(raw[s][h].y) * shrunk, high(raw[s][h].y) * shrunk);
+      const uint2 x = *(const uint2*)(from + 8 * h * QUERY_PITCH + s * 32);
+      q[s][h] = factors(low(x.x) * shrunk, high(x.x) * shrunk);
+      q[s][2 + h] = factors(low(x.y) * shrunk, high(x.y) * shrunk);
     }
   return __uint_as_float((uint32_t)(127 + exponent) << 23);
 #else
-  const uint16_t* from = a.q + n * a.q_row + half * HALF + 2 * t;
+  const uint32_t from = shared(queries) + (lane & 15) * QUERY_PITCH + half * 2 * HALF + (lane >> 4) * 16;
 #pragma unroll
-  for (int s = 0; s < STEPS; s++)
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-      const int head = g + 8 * h;
-      const uint16_t* x = from + head * a.q_head + s * 16;
-      q[s][h] = head < a.heads ? *(const uint32_t*)x : 0;
-      q[s][2 + h] = head < a.heads ? *(const uint32_t*)(x + 8) : 0;
-    }
+  for (int s = 0; s < STEPS; s++) read4(q[s], from + s * 32);
   return 1.0f;
 #endif
 }
 
-// Scores of 16 heads with a warp's 8 rows over its half of the channels. Two sums go on at a time.
-__device__ float4 score(const uint32_t (&q)[STEPS][4], uint32_t even, uint32_t odd, float grown) {
+// Scores of 16 heads with 8 rows over a warp's half of the channels. Two sums go on at a time.
+__device__ float4 score(const uint32_t (&q)[STEPS][4], uint32_t at, uint32_t rest_at, float grown) {
   float x[4] = {}, y[4] = {};
   uint32_t b[4];
 #if FP8
   uint32_t first, last, rest[2];
 #pragma unroll
   for (int i = 0; i < STEPS / 4; i++) {
-    read4(b, even + i * 64);
+    read4(b, at + i * 64);
 #pragma unroll
     for (int c = 0; c < 4; c++) {
       widen(b[c], first, last);
       multiply(c & 1 ? y : x, q[4 * i + c], first, last);
     }
   }
-  read2(rest, odd);
+  read2(rest, rest_at);
 #pragma unroll
   for (int c = 0; c < 2; c++) {
     widen(rest[c], first, last);
@@ -243,7 +277,7 @@ __device__ float4 score(const uint32_t (&q)[STEPS][4], uint32_t even, uint32_t o
 #else
 #pragma unroll
   for (int i = 0; i < STEPS / 2; i++) {
-    read4(b, (i & 1 ? odd : even) + (i >> 1) * 128);
+    read4(b, at + i * 64);
     multiply(x, q[2 * i], b[0], b[1]);
     multiply(y, q[2 * i + 1], b[2], b[3]);
   }
@@ -251,15 +285,15 @@ __device__ float4 score(const uint32_t (&q)[STEPS][4], uint32_t even, uint32_t o
   return make_float4((x[0] + y[0]) * grown, (x[1] + y[1]) * grown, (x[2] + y[2]) * grown, (x[3] + y[3]) * grown);
 }
 
-// Adds the values of a tile's 32 rows, a warp's 64 channels of them.
-__device__ void add_values(float (&acc)[8][4], const uint32_t (&weights)[2][4], uint32_t base, const uint32_t (&at)[4]) {
+// Adds the values of a tile's rows, a warp's 64 channels of them.
+__device__ void add_values(float (&acc)[8][4], const uint32_t (&weights)[2 * UNITS][4], uint32_t at) {
   uint32_t b[4];
 #pragma unroll
-  for (int s = 0; s < 2; s++) {
+  for (int s = 0; s < 2 * UNITS; s++) {
 #if FP8
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      read4_turned(b, base + s * 16 * ROW_BYTES + at[i]);
+      read4_turned(b, at + s * 16 * PITCH + i * 32);
 #pragma unroll
       for (int c = 0; c < 2; c++) {
         // Two channels of two rows: to one channel of both rows, and the other.
@@ -273,7 +307,7 @@ __device__ void add_values(float (&acc)[8][4], const uint32_t (&weights)[2][4], 
 #else
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      read4_turned(b, base + s * 16 * ROW_BYTES + at[i]);
+      read4_turned(b, at + s * 16 * PITCH + i * 32);
       multiply(acc[2 * i], weights[s], b[0], b[1]);
       multiply(acc[2 * i + 1], weights[s], b[2], b[3]);
     }
@@ -300,66 +334,61 @@ __device__ void each_pair(const float (&acc)[8][4], const Arguments& a, int warp
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) attend(Arguments a) {
-  extern __shared__ __align__(128) uint8_t memory[];
+// Eight warps: scores and values of this program's chunks, one after the other.
+__device__ void attend_all(const Arguments& a, Memory& m) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
   const int half = warp >> 2, group = warp & 3, in8 = lane & 7, quarter = lane >> 3;
-  const uint32_t ring = (uint32_t)__cvta_generic_to_shared(memory);
-  float4* scores = (float4*)(memory + STAGES * TILE);  // [2 tiles, 2 halves, 4 groups of rows, lane]
+  // Where this lane's rows of matrices are in a tile. Scores: row 8 group.., 16 bytes after the other; values: 16 rows.
+  const uint32_t from = (8 * group + in8) * PITCH + half * (HALF * ROW_BYTES / ENTRY);
+  const uint32_t scores_at = from + quarter * 16, rest_at = from + (16 + (quarter & 1)) * 16;
+  const uint32_t values_at = (in8 + (quarter & 1) * 8) * PITCH + warp * (64 * ROW_BYTES / ENTRY) + (quarter >> 1) * 16;
+  const uint32_t ring = shared(m.ring);
 
-  // Where this lane's rows of matrices are in a tile: for scores by pieces 4 and 4 (see `score`), for values by 2 and 2.
-#if FP8
-  const uint32_t even = place(8 * group + in8, half * STEPS + quarter);
-  const uint32_t odd = place(8 * group + in8, half * STEPS + 16 + (quarter & 1));
-#else
-  const uint32_t even = place(8 * group + in8, half * 2 * STEPS + quarter);
-  const uint32_t odd = place(8 * group + in8, half * 2 * STEPS + 4 + quarter);
-#endif
-  uint32_t values[4];
-#pragma unroll
-  for (int i = 0; i < 4; i++) values[i] = place(in8 + (quarter & 1) * 8, warp * (FP8 ? 4 : 8) + 2 * i + (quarter >> 1));
-
-  Stream stream;
-  stream.start(a);
-#pragma unroll 1
-  for (int i = 0; i < STAGES - 2; i++) stream.copy(a, ring + i * TILE, memory + i * TILE);
-
-  int slot = 0, fill = STAGES - 2, turn = 0;
-  Walk here;
-  for (int item = blockIdx.x; here.find(a, item); item += gridDim.x) {
-    const int tiles = (here.last - here.first + ROWS - 1) / ROWS;
+  int turn = 0;
+  uint32_t parity = 0;
+  Place here{0, 0};
+  while (true) {
+    wait(m.given, parity);
+    parity ^= 1;
+    const Item item = m.item;
+    if (item.n < 0) break;
+    uint32_t q[STEPS][4];
+    const float grown = take_queries(q, m.queries, a.heads, half, lane);
+    __syncwarp();
+    if (lane == 0) arrive(m.taken);
+    const int tiles = (item.rows + ROWS - 1) / ROWS;
     float acc[8][4] = {};
     float top0 = -INFINITE, top1 = -INFINITE, sum0 = 0, sum1 = 0;
-    uint32_t q[STEPS][4];
-    const float grown = tiles ? take_queries(q, a, here.n, half, g, t) : 0;
     int before = 0;
-#pragma unroll 1
-    for (int k = 0; tiles && k <= tiles; k++) {
-      // This tile has come, the scores of the one before are there, and the values of that before are done with.
-      asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 3) : "memory");
-      __syncthreads();
-      float4 part[4];
-      if (k > 0) {
-        const float4* from = scores + (turn ^ 1) * 256 + lane;
+    // Step k forms the scores of tile k, and uses those of tile k - 1.
+    auto step = [&](int k, auto forms, auto uses) {
+      if (forms.value) wait(m.full[here.slot], here.parity);
+      meet();  // The scores of the tile before are there.
+      float4 part[4 * UNITS];
+      if (uses.value) {
+        const float4* from = m.scores[turn ^ 1] + lane;
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-          const float4 x = from[j * 32], y = from[128 + j * 32];
+        for (int j = 0; j < 4 * UNITS; j++) {
+          const float4 x = from[j * 32], y = from[SCORES / 2 + j * 32];
           part[j] = make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
         }
       }
-      const int now = slot;
-      if (k < tiles) {
-        stream.copy(a, ring + fill * TILE, memory + fill * TILE);
-        fill = fill + 1 == STAGES ? 0 : fill + 1;
-        slot = slot + 1 == STAGES ? 0 : slot + 1;
-        scores[turn * 256 + half * 128 + group * 32 + lane] = score(q, ring + now * TILE + even, ring + now * TILE + odd, grown);
+      const int now = here.slot;
+      if (forms.value) {
+        float4* to = m.scores[turn] + SCORES / 2 * half + group * 32 + lane;
+#pragma unroll
+        for (int u = 0; u < UNITS; u++) {
+          const uint32_t rows = ring + now * TILE + u * 32 * PITCH;
+          to[u * 128] = score(q, rows + scores_at, rows + rest_at, grown);
+        }
         turn ^= 1;
+        here.next();
       }
-      if (k > 0) {
-        const int rows = here.last - here.first - (k - 1) * ROWS;
+      if (uses.value) {
+        const int rows = item.rows - (k - 1) * ROWS;
         float most0 = -INFINITE, most1 = -INFINITE;
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
+        for (int j = 0; j < 4 * UNITS; j++) {
           if (8 * j + 2 * t >= rows) part[j].x = part[j].z = -INFINITE;
           if (8 * j + 2 * t + 1 >= rows) part[j].y = part[j].w = -INFINITE;
           most0 = fmaxf(most0, fmaxf(part[j].x, part[j].y));
@@ -386,9 +415,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attend(Arguments a) {
           top0 = most0;
           top1 = most1;
         }
-        uint32_t weights[2][4];
+        uint32_t weights[2 * UNITS][4];
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
+        for (int j = 0; j < 4 * UNITS; j++) {
           const float x = exp2_of(fmaf(part[j].x, a.scale, -top0)), y = exp2_of(fmaf(part[j].y, a.scale, -top0));
           const float z = exp2_of(fmaf(part[j].z, a.scale, -top1)), w = exp2_of(fmaf(part[j].w, a.scale, -top1));
           sum0 += x + y;
@@ -396,9 +425,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attend(Arguments a) {
           weights[j >> 1][(j & 1) * 2] = factors(x, y);
           weights[j >> 1][(j & 1) * 2 + 1] = factors(z, w);
         }
-        add_values(acc, weights, ring + before * TILE, values);
+        add_values(acc, weights, ring + before * TILE + values_at);
+        __syncwarp();
+        if (lane == 0) arrive(m.empty[before]);
       }
       before = now;
+    };
+    if (tiles) {
+      step(0, Flag<true>(), Flag<false>());
+#pragma unroll 1
+      for (int k = 1; k < tiles; k++) step(k, Flag<true>(), Flag<true>());
+      step(tiles, Flag<false>(), Flag<true>());
     }
 #pragma unroll
     for (int d = 1; d < 4; d *= 2) {
@@ -406,11 +443,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attend(Arguments a) {
       sum1 += __shfl_xor_sync(ALL, sum1, d);
     }
     const float r0 = sum0 > 0 ? 1 / sum0 : 0, r1 = sum1 > 0 ? 1 / sum1 : 0;
-    if (here.first == 0 && here.last == here.length) {
-      uint16_t* out = a.out + (long long)here.n * a.heads * RANK;
+    if (item.whole) {
+      uint16_t* out = a.out + (long long)item.n * a.heads * RANK;
       each_pair(acc, a, warp, g, t, r0, r1, [&](int at, float x, float y) { *(uint32_t*)(out + at) = bf16_pair(x, y); });
     } else {
-      const long long unit = ((long long)here.n * a.max_splits + here.split) * a.heads;
+      const long long unit = ((long long)item.n * a.max_splits + item.split) * a.heads;
       float* out = a.partial + unit * RANK;
       each_pair(acc, a, warp, g, t, r0, r1, [&](int at, float x, float y) { *(float2*)(out + at) = make_float2(x, y); });
       if (warp == 0 && t == 0) {
@@ -419,11 +456,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attend(Arguments a) {
       }
     }
   }
+}
+
+// Registers go from the fetching warps to the workers.
+extern "C" __global__ void __launch_bounds__(WORKERS + FETCHERS * 32, 1) attend(Arguments a) {
+  extern __shared__ __align__(128) uint8_t memory[];
+  Memory& m = *(Memory*)memory;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < SLOTS; i++) {
+      prepare(m.full[i], FETCHERS);
+      prepare(m.empty[i], WARPS);
+    }
+    prepare(m.given, 1);
+    prepare(m.taken, WARPS);
+    asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;" ::: "memory");
+  }
+  __syncthreads();
+  if (threadIdx.x >= WORKERS) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+    fetch_all(a, m);
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+    attend_all(a, m);
+  }
   asm volatile("griddepcontrol.launch_dependents;");
 }
 
 // 128 channels of one head of one sequence: its chunks' results weighted by their sums of exponentials.
-extern "C" __global__ void __launch_bounds__(THREADS) merge(Arguments a) {
+extern "C" __global__ void __launch_bounds__(WORKERS) merge(Arguments a) {
   extern __shared__ float weight[];
   __shared__ float4 sums[8][32];
   __shared__ float tops[8], totals[8];
@@ -434,7 +494,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) merge(Arguments a) {
   const int count = (length + chunk - 1) / chunk;
   const float* lse = a.lse + (long long)n * a.max_splits * a.heads + h;
   float top = -INFINITE;
-  for (int s = threadIdx.x; s < count; s += THREADS) {
+  for (int s = threadIdx.x; s < count; s += WORKERS) {
     weight[s] = lse[s * a.heads];
     top = fmaxf(top, weight[s]);
   }

@@ -33,16 +33,17 @@ class Tiling:
 
 @triton.jit
 def _expand(
-    cache, table, cu_seqlens, context_lens, weight, out, out_rope, out_rest,
-    page_stride, table_row, weight_head, weight_row, weight_column, begin, window, out_head,
-    RANK: tl.constexpr, ROPE: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, COPY_ROPE: tl.constexpr,
-    EXACT: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_P: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
+    cache, table, cu_seqlens, context_lens, w_uk, w_uv, keys, values, ropes, rest,
+    page_stride, table_row, uk_head, uk_row, uk_column, uv_head, uv_row, uv_column, begin, window, key_head, value_head,
+    RANK: tl.constexpr, ROPE: tl.constexpr, NOPE: tl.constexpr, VALUE: tl.constexpr, PAGE: tl.constexpr,
+    EXACT: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_V: tl.constexpr,
+    ROWS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """`out[h, n * window + i] = weight[h] latent` of cached row `begin + i` of sequence n, for some i and one h.
+    """Keys and values `[h, n * window + i]` of cached row `begin + i` of sequence n, for some i and one h, and ropes.
 
-    What rounding takes from the first `EXACT` positions goes to `out_rest`.
+    What rounding takes from the values of the first `EXACT` positions goes to `rest`.
     """
-    h, n = tl.program_id(0), tl.program_id(2)
+    h, n = tl.program_id(0).to(tl.int64), tl.program_id(2)
     new = tl.load(cu_seqlens + n + 1) - tl.load(cu_seqlens + n)
     length = tl.load(context_lens + n) + new
     within = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -51,28 +52,34 @@ def _expand(
         live = (position < length) & (within < window)
         page = tl.load(table + n.to(tl.int64) * table_row + position // PAGE, live, 0).to(tl.int64)
         entry = cache + (page * page_stride + position % PAGE * (RANK + ROPE))[:, None]
-        kind = out.dtype.element_ty
-        channels, ranks = tl.arange(0, BLOCK_D), tl.arange(0, DEPTH)
-        weights = weight + h.to(tl.int64) * weight_head + channels[None, :] * weight_row
-        acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
+        kind = keys.dtype.element_ty
+        channels, ranks = tl.arange(0, BLOCK_D)[None, :], tl.arange(0, DEPTH)
+        value_channels = tl.arange(0, BLOCK_V)[None, :]
+        from_uk = w_uk + h * uk_head + channels * uk_row
+        from_uv = w_uv + h * uv_head + value_channels * uv_row
+        key, value = tl.zeros([ROWS, BLOCK_D], tl.float32), tl.zeros([ROWS, BLOCK_V], tl.float32)
         for at in range(0, RANK, DEPTH):
             rank = at + ranks
+            there = rank[:, None] < RANK
             latent = tl.load(entry + rank[None, :], live[:, None] & (rank[None, :] < RANK), 0.0).to(kind)
-            inside = (channels[None, :] < DIM) & (rank[:, None] < RANK)
-            up = tl.load(weights + rank[:, None] * weight_column, inside, 0.0)
-            acc = tl.dot(latent, up, acc, input_precision="ieee")
-        row = n.to(tl.int64) * window + within
-        place = h.to(tl.int64) * out_head + row[:, None] * DIM + channels[None, :]
-        rounded = acc.to(kind)
-        tl.store(out + place, rounded, live[:, None] & (channels[None, :] < DIM))
+            up = tl.load(from_uk + rank[:, None] * uk_column, (channels < NOPE) & there, 0.0)
+            key = tl.dot(latent, up, key, input_precision="ieee")
+            up = tl.load(from_uv + rank[:, None] * uv_column, (value_channels < VALUE) & there, 0.0)
+            value = tl.dot(latent, up, value, input_precision="ieee")
+        row = (n.to(tl.int64) * window + within)[:, None]
+        tl.store(keys + h * key_head + row * NOPE + channels, key.to(kind), live[:, None] & (channels < NOPE))
+        rounded = value.to(kind)
+        place = h * value_head + row * VALUE + value_channels
+        tl.store(values + place, rounded, live[:, None] & (value_channels < VALUE))
         if begin + tl.program_id(1) * ROWS < EXACT:
-            place = ((h.to(tl.int64) * tl.num_programs(2) + n) * EXACT + position)[:, None] * DIM + channels[None, :]
-            inside = (live & (position < EXACT))[:, None] & (channels[None, :] < DIM)
-            tl.store(out_rest + place, (acc - rounded.to(tl.float32)).to(kind), inside)
-        if COPY_ROPE and h == 0:
-            ropes = tl.arange(0, BLOCK_P)[None, :]
-            inside = live[:, None] & (ropes < ROPE)
-            tl.store(out_rope + row[:, None] * ROPE + ropes, tl.load(entry + RANK + ropes, inside).to(kind), inside)
+            place = ((h * tl.num_programs(2) + n) * EXACT + position)[:, None] * VALUE + value_channels
+            inside = (live & (position < EXACT))[:, None] & (value_channels < VALUE)
+            tl.store(rest + place, (value - rounded.to(tl.float32)).to(kind), inside)
+        if h == 0:
+            rope_channels = tl.arange(0, BLOCK_P)[None, :]
+            inside = live[:, None] & (rope_channels < ROPE)
+            rope = tl.load(entry + RANK + rope_channels, inside)
+            tl.store(ropes + row * ROPE + rope_channels, rope.to(kind), inside)
 
 
 @triton.jit
@@ -94,11 +101,12 @@ def _tiles(
         key = tl.load(keys + row * NOPE + channels[None, :], key_mask, 0.0)
         rope = tl.load(ropes + row * ROPE + rope_channels[None, :], rope_mask, 0.0)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee")
-        scores = tl.dot(query_rope, tl.trans(rope), scores, input_precision="ieee") * scale
+        scores = tl.dot(query_rope, tl.trans(rope), scores, input_precision="ieee")
         if MASKED:
             scores = tl.where((at + columns)[None, :] < sees[:, None], scores, -float("inf"))
-        higher = tl.maximum(top, tl.max(scores, 1))
-        weights = tl.exp2(scores - higher[:, None])
+        # Scaled once the maximum is known: a multiplication and the subtraction are one instruction.
+        higher = tl.maximum(top, tl.max(scores, 1) * scale)
+        weights = tl.exp2(scores * scale - higher[:, None])
         fade = tl.exp2(top - higher)
         total = total * fade + tl.sum(weights, 1)
         value = tl.load(values + row * VALUE + value_channels[None, :], value_mask, 0.0)
@@ -245,16 +253,16 @@ def mla_prefill(
         state = torch.empty(out.shape, dtype=torch.float32, device=q.device)
         total, top = torch.empty((2, tokens, heads), dtype=torch.float32, device=q.device)
     narrow = q.dtype == torch.float32
-    expand_grid = (heads, triton.cdiv(window, 16 if narrow else EXPAND_ROWS), count)
+    expand_rows = 16 if narrow else EXPAND_ROWS
+    expand_grid = (heads, triton.cdiv(window, expand_rows), count)
     for begin in range(0, positions, window):
-        for weight, expanded, dim in ((w_uk, keys, nope), (w_uv, values, value)):
-            _expand[expand_grid](
-                kv_cache, page_table, cu_seqlens, context_lens, weight, expanded, ropes, rest,
-                kv_cache.stride(0), page_table.stride(0), *weight.stride(), begin, window, rows * dim,
-                rank, rope, dim, page, weight is w_uk, exact if weight is w_uv else 0,
-                _block(dim), _block(rope), 16 if narrow else EXPAND_ROWS, 16 if narrow else EXPAND_DEPTH,
-                num_warps=4 if narrow else 8, num_stages=1 if narrow else 3,
-            )  # fmt: skip
+        _expand[expand_grid](
+            kv_cache, page_table, cu_seqlens, context_lens, w_uk, w_uv, keys, values, ropes, rest,
+            kv_cache.stride(0), page_table.stride(0), *w_uk.stride(), *w_uv.stride(), begin, window,
+            rows * nope, rows * value, rank, rope, nope, value, page, exact,
+            _block(nope), _block(rope), _block(value), expand_rows, 16 if narrow else EXPAND_DEPTH,
+            num_warps=4 if narrow else 8, num_stages=1 if narrow else 3,
+        )  # fmt: skip
         _attend[(tokens // tiling.queries + count + 1, heads)](
             q, keys, ropes, values, rest, cu_seqlens, context_lens, out, state, total, top,
             q.stride(0), q.stride(1), rows * nope, rows * value, count, tokens, begin, window, scale * LOG2_E,

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK, BINS, LANES, HELD = 4096, 32, 256, 4096
+BLOCK, BINS, LANES, LIST_LANES = 4096, 32, 256, 512
 TOP_K, TOP_P, DRAW = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
@@ -113,37 +113,10 @@ def _reached(count, mass, goal, target, HOW: tl.constexpr):
 
 
 @triton.jit
-def _from(key, keys, ids, found, top, temperature, HELD: tl.constexpr):
-    """How many of the tokens listed have at least this key, and what they weigh."""
-    count, mass = 0, tl.zeros([], tl.float64)
-    for start in range(0, found, HELD):
-        at = start + tl.arange(0, HELD)
-        these = tl.load(keys + at, at < found, 0)
-        inside = (at < found) & (these >= key)
-        count += tl.sum(inside.to(tl.int32), 0)
-        mass += tl.sum(tl.where(inside, _weight(_value(these), top, temperature), 0.0), 0)
-    return count, mass
-
-
-@triton.jit
-def _boundary(
-    logits, keys, ids, counts, masses, top, low, temperature, vocab, goal, target,
-    BLOCK: tl.constexpr, BINS: tl.constexpr, HELD: tl.constexpr, HOW: tl.constexpr,
-):  # fmt: skip
-    """How many tokens there are up to the boundary, what they weigh, and the last one's id.
-
-    `counts` and `masses` [BINS] are the row's. The range of the boundary is listed in the order of ids; the key of the
-    boundary is then found by halving, and which of several tokens with that key by arithmetic.
-    """
-    bins = tl.arange(0, BINS)
-    reached = _reached(tl.cumsum(counts, 0), tl.cumsum(masses, 0), goal, target, HOW)
-    # Rounding may leave a target just beyond the last token that weighs anything.
-    last = tl.max(tl.where(counts > 0, bins, 0), 0)
-    where = tl.minimum(tl.sum((reached == 0).to(tl.int32), 0), last)
-    base, base_mass = tl.sum(tl.where(bins < where, counts, 0), 0), tl.sum(tl.where(bins < where, masses, 0.0), 0)
+def _list(logits, keys, ids, where, top, low, vocab, BLOCK: tl.constexpr, BINS: tl.constexpr):
+    """Lists the tokens of a range in the order of ids: how many, their least and their largest key."""
     found = 0
-    least, most = 2147483647, -2147483648
-    tl.debug_barrier()  # No list is overwritten while it is read.
+    least, most = tl.full([BLOCK], 2147483647, tl.int32), tl.full([BLOCK], -2147483648, tl.int32)
     for start in range(0, vocab, BLOCK):
         id = start + tl.arange(0, BLOCK)
         values = tl.load(logits + id, id < vocab, -float("inf"))
@@ -153,20 +126,76 @@ def _boundary(
         tl.store(keys + place, key, here)
         tl.store(ids + place, id, here)
         found += tl.sum(here.to(tl.int32), 0)
-        least = tl.minimum(least, tl.min(tl.where(here, key, 2147483647), 0))
-        most = tl.maximum(most, tl.max(tl.where(here, key, -2147483648), 0))
-    tl.debug_barrier()
+        least = tl.minimum(least, tl.where(here, key, 2147483647))
+        most = tl.maximum(most, tl.where(here, key, -2147483648))
+    return found, tl.min(least, 0), tl.max(most, 0)
+
+
+@triton.jit
+def _sift(keys, ids, found, most, shift, where, begin, end, LANES: tl.constexpr):
+    """From the list at `begin` to the one at `end` goes what is in one range of keys; as `_list`."""
+    kept = 0
+    least, largest = tl.full([LANES], 2147483647, tl.int32), tl.full([LANES], -2147483648, tl.int32)
+    for start in range(0, found, LANES):
+        at = start + tl.arange(0, LANES)
+        key = tl.load(keys + begin + at, at < found, 0)
+        here = (at < found) & (((most.to(tl.int64) - key) >> shift).to(tl.int32) == where)
+        place = kept + tl.cumsum(here.to(tl.int32), 0) - 1
+        tl.store(keys + end + place, key, here)
+        tl.store(ids + end + place, tl.load(ids + begin + at, at < found, 0), here)
+        kept += tl.sum(here.to(tl.int32), 0)
+        least = tl.minimum(least, tl.where(here, key, 2147483647))
+        largest = tl.maximum(largest, tl.where(here, key, -2147483648))
+    return kept, tl.min(least, 0), tl.max(largest, 0)
+
+
+@triton.jit
+def _place(count, mass, before, before_mass, goal, target, BINS: tl.constexpr, HOW: tl.constexpr):
+    """The range that has the boundary, and how many tokens of what weight come before it."""
+    bins = tl.arange(0, BINS)
+    reached = _reached(before + tl.cumsum(count, 0), before_mass + tl.cumsum(mass, 0), goal, target, HOW)
+    # Rounding may leave a target just beyond the last token that weighs anything.
+    last = tl.max(tl.where(count > 0, bins, 0), 0)
+    where = tl.minimum(tl.sum((reached == 0).to(tl.int32), 0), last)
+    before += tl.sum(tl.where(bins < where, count, 0), 0)
+    before_mass += tl.sum(tl.where(bins < where, mass, 0.0), 0)
+    return where, before, before_mass
+
+
+@triton.jit
+def _boundary(
+    logits, keys, ids, counts, masses, top, low, temperature, vocab, goal, target,
+    BLOCK: tl.constexpr, BINS: tl.constexpr, LANES: tl.constexpr, HOW: tl.constexpr,
+):  # fmt: skip
+    """How many tokens there are up to the boundary, what they weigh, and the last one's id.
+
+    `counts` and `masses` [BINS] are the row's. The tokens in the range of the boundary are listed, and the list sifted
+    by ever smaller ranges of keys until one key is left; which of the tokens with that key is arithmetic.
+    """
+    bins, lane = tl.arange(0, BINS), tl.arange(0, LANES)
+    nothing = tl.zeros([], tl.float64)
+    where, before, before_mass = _place(counts, masses, 0, nothing, goal, target, BINS, HOW)
+    tl.debug_barrier()  # No list is overwritten while it is read.
+    found, least, most = _list(logits, keys, ids, where, top, low, vocab, BLOCK, BINS)
+    begin, end = tl.zeros([], tl.int64), tl.zeros([], tl.int64) + vocab
     while least < most:
-        middle = (least.to(tl.int64) + (most.to(tl.int64) - least.to(tl.int64) + 1) // 2).to(tl.int32)
-        count, mass = _from(middle, keys, ids, found, top, temperature, HELD)
-        up = _reached(base + count, base_mass + mass, goal, target, HOW)
-        least = tl.where(up, middle, least)
-        most = tl.where(up, most, middle - 1)
-    count, mass = _from(least, keys, ids, found, top, temperature, HELD)
-    above, above_mass = 0, tl.zeros([], tl.float64)
-    if least < 2147483647:
-        above, above_mass = _from(least + 1, keys, ids, found, top, temperature, HELD)
-    before, before_mass = base + above, base_mass + above_mass
+        tl.debug_barrier()
+        width, shift = most.to(tl.int64) - least, 0
+        while (width >> shift) >= BINS:
+            shift += 1
+        count, mass = tl.zeros([BINS, LANES], tl.int32), tl.zeros([BINS, LANES], tl.float64)
+        for start in range(0, found, LANES):
+            key = tl.load(keys + begin + start + lane, start + lane < found, 0)
+            range_of = tl.where(start + lane < found, ((most.to(tl.int64) - key) >> shift).to(tl.int32), -1)
+            here = range_of[None, :] == bins[:, None]
+            count += here.to(tl.int32)
+            mass += tl.where(here, _weight(_value(key), top, temperature)[None, :], 0.0)
+        where, before, before_mass = _place(
+            tl.sum(count, 1), tl.sum(mass, 1), before, before_mass, goal, target, BINS, HOW
+        )
+        found, least, most = _sift(keys, ids, found, most, shift, where, begin, end, LANES)
+        begin, end = end, begin
+    tl.debug_barrier()
     each = _weight(_value(least), top, temperature)
     if HOW == TOP_K:
         nth = goal - before
@@ -174,22 +203,15 @@ def _boundary(
         more = (target - before_mass) / tl.where(each > 0, each, 1.0)
         more = tl.minimum(tl.maximum(more, 0.0), vocab * 1.0)
         nth = tl.ceil(more).to(tl.int32) if HOW == TOP_P else tl.floor(more).to(tl.int32) + 1
-    nth = tl.maximum(tl.minimum(nth, count - above), 1)
-    token, seen = 0, 0
-    for start in range(0, found, HELD):
-        at = start + tl.arange(0, HELD)
-        tied = (at < found) & (tl.load(keys + at, at < found, 0) == least)
-        nths = seen + tl.cumsum(tied.to(tl.int32), 0)
-        token += tl.sum(tl.where(tied & (nths == nth), tl.load(ids + at, at < found, 0), 0), 0)
-        seen += tl.sum(tied.to(tl.int32), 0)
-    return before + nth, before_mass + nth * each, token
+    nth = tl.maximum(tl.minimum(nth, found), 1)
+    return before + nth, before_mass + nth * each, tl.load(ids + begin + nth - 1)
 
 
 @triton.jit
 def _choose(
     logits, temperatures, top_k, top_p, uniform, tops, lows, bests, counts, masses, keys, ids, out,
     row_stride, vocab, blocks,
-    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, BINS: tl.constexpr, WIDTH: tl.constexpr, HELD: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, BINS: tl.constexpr, WIDTH: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """One row's token."""
     row = tl.program_id(0).to(tl.int64)
@@ -198,8 +220,8 @@ def _choose(
     temperature = tl.load(temperatures + row).to(tl.float64)
     if temperature > 0:
         logits += row * row_stride
-        keys += row * vocab
-        ids += row * vocab
+        keys += row * 2 * vocab
+        ids += row * 2 * vocab
         bins = tl.arange(0, BINS)
         place = (row * blocks + every)[:, None] * WIDTH
         valid = (every < blocks)[:, None] & (bins < BINS)[None, :]
@@ -213,19 +235,19 @@ def _choose(
         nothing = tl.zeros([], tl.float64)
         if (goal > 0) & (goal < kept):
             kept, kept_mass, token = _boundary(
-                logits, keys, ids, count, mass, top, low, temperature, vocab, goal, nothing, BLOCK, BINS, HELD, TOP_K
+                logits, keys, ids, count, mass, top, low, temperature, vocab, goal, nothing, BLOCK, BINS, LANES, TOP_K
             )
         if share < 1:
             target = share.to(tl.float64) * kept_mass
             kept, kept_mass, token = _boundary(
-                logits, keys, ids, count, mass, top, low, temperature, vocab, 0, target, BLOCK, BINS, HELD, TOP_P
+                logits, keys, ids, count, mass, top, low, temperature, vocab, 0, target, BLOCK, BINS, LANES, TOP_P
             )
         if likely < kept:
             # The first token is always kept; it weighs 1.
             kept_mass = tl.where(likely > 0, likely_mass, 1.0)
         target = tl.load(uniform + row) * kept_mass
         kept, kept_mass, token = _boundary(
-            logits, keys, ids, count, mass, top, low, temperature, vocab, 0, target, BLOCK, BINS, HELD, DRAW
+            logits, keys, ids, count, mass, top, low, temperature, vocab, 0, target, BLOCK, BINS, LANES, DRAW
         )
         tl.store(out + row, token.to(tl.int64))
     else:
@@ -250,7 +272,7 @@ def sample(
     bests = torch.empty((rows, blocks), dtype=torch.int32, device=device)
     counts = torch.empty((rows, blocks, BINS + 1), dtype=torch.int32, device=device)
     masses = torch.empty((rows, blocks, BINS + 1), dtype=torch.float64, device=device)
-    keys, ids = torch.empty((2, rows, vocab), dtype=torch.int32, device=device)
+    keys, ids = torch.empty((2, rows, 2, vocab), dtype=torch.int32, device=device)
     lanes, padded = min(block, LANES), triton.next_power_of_2(blocks)
     grid, stride = (rows, blocks), logits.stride(0)
     _survey[grid](logits, tops, lows, bests, stride, vocab, blocks, block, num_warps=min(max(block // 512, 1), 8))
@@ -260,7 +282,7 @@ def sample(
     )  # fmt: skip
     _choose[(rows,)](
         logits, temperature, top_k, top_p, uniform, tops, lows, bests, counts, masses, keys, ids, out,
-        stride, vocab, blocks, block, padded, BINS, BINS + 1, min(HELD, block),
+        stride, vocab, blocks, block, padded, BINS, BINS + 1, min(LIST_LANES, block),
         num_warps=16 if block == BLOCK else 1,
     )  # fmt: skip
     return out

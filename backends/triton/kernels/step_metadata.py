@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -12,9 +14,15 @@ from torch import Tensor
 
 BLOCK = 512
 MOST_PIECES = 16
+_NUMBERS = (
+    "context_stride", "new_stride", "table_stride", "entry_stride", "count", "num_tokens",
+)  # fmt: skip
+_launched: dict[tuple[int, int, int], Any] = {}
+"""What was compiled, by device and constants: it serves every other argument. Triton's way to the same kernel looks at
+each argument anew, which takes longer than all the rest of a call."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=("context_lens", "new_lens", "page_table"))  # pyright: ignore[reportCallIssue, reportArgumentType]
 def _step_metadata(
     context_lens, new_lens, page_table, positions, kv_rows, cu_seqlens, seq_lens, context_stride, new_stride,
     table_stride, entry_stride, count, num_tokens, PAGE_TOKENS: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
@@ -51,10 +59,18 @@ def step_metadata(
     count, device = new_lens.shape[0], page_table.device
     positions, kv_rows = (torch.empty(num_tokens, dtype=torch.int64, device=device) for _ in range(2))
     cu_seqlens, seq_lens = (torch.empty(n, dtype=torch.int32, device=device) for n in (count + 1, count))
-    pieces = min(max(triton.cdiv(num_tokens, BLOCK), 1), MOST_PIECES)
-    _step_metadata[(count + 1, pieces)](
+    padded = triton.next_power_of_2(max(count, 16))
+    grid = (count + 1, min(max(triton.cdiv(num_tokens, BLOCK), 1), MOST_PIECES), 1)
+    arguments = (
         context_lens, new_lens, page_table, positions, kv_rows, cu_seqlens, seq_lens, context_lens.stride(0),
-        new_lens.stride(0), page_table.stride(0), page_table.stride(1), count, num_tokens, page_tokens,
-        triton.next_power_of_2(max(count, 16)), BLOCK, num_warps=4,
+        new_lens.stride(0), *page_table.stride(), count, num_tokens, page_tokens, padded, BLOCK,
     )  # fmt: skip
+    key = (page_table.get_device(), page_tokens, padded)
+    made = _launched.get(key)
+    if made is None:
+        made = _step_metadata[grid](*arguments, num_warps=4)
+        if made is not None:  # It is under the interpreter.
+            _launched[key] = made
+    else:
+        made[grid](*arguments)
     return positions, kv_rows, cu_seqlens, seq_lens
