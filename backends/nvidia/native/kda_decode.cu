@@ -276,7 +276,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) decode(const Arguments 
   for (; unit < total; unit += step) {
     const int h = unit % a.heads;
     const int after = slot_of(unit + 2 * step);
-    uint32_t* to = (uint32_t*)(a.out + (long long)unit * D);
     if (slot == 0) {
       if (leads) {
         for (int part = 0; part < PARTS; part++) wait(address(barriers + (item + part) % STAGES), (item + part) / STAGES % 2);
@@ -284,7 +283,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) decode(const Arguments 
         ask(unit + 2 * step, after, 0, item + 4);
       }
       item += PARTS;
-      if (t < 64) to[t] = 0;
+      if (t < 64) ((uint32_t*)a.out)[(long long)unit * (D / 2) + t] = 0;
       if (next) bring_inputs(unit + step, next);
       slot = next, next = after;
       continue;
@@ -304,7 +303,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) decode(const Arguments 
     now.take(token, j);
     float square = 0;
     float4* tile = (float4*)(a.state + (long long)slot * a.state_stride + (long long)h * D * D);
-#pragma unroll
+#pragma unroll 1
     for (int part = 0; part < PARTS; part++, item++) {
       float4 s[2][4];
       float o[2];
@@ -337,7 +336,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) decode(const Arguments 
       square = 0;
 #pragma unroll
       for (int i = 0; i < 8; i++) square += squares[i];
-      to[t] = normed(read, square, a, t * 2, gate);
+      ((uint32_t*)a.out)[(long long)unit * (D / 2) + t] = normed(read, square, a, t * 2, gate);
     }
     slot = next, next = after;
   }

@@ -96,8 +96,7 @@ struct Arguments {
 };
 
 struct Segment {
-  int n, start, end, begin, until, place, chunks;
-  long long slot;
+  int n, start, end, begin, until, place, chunks, slot;
 };
 
 __device__ Segment segment_of(const Arguments& a, int segment) {
@@ -271,7 +270,7 @@ __device__ float sum_of_sizes(const Arguments& a, const Segment& s, int h, float
 __device__ void move_history(const Arguments& a, const Segment& s, int h, bool has, int t) {
   for (int i = t; i < 3 * D; i += 128) {
     const int channels = 3 * a.heads * D, channel = (i / D * a.heads + h) * D + i % D;
-    uint16_t* past = a.conv + s.slot * a.conv_stride + channel;
+    uint16_t* past = a.conv + (long long)s.slot * a.conv_stride + channel;
     uint16_t x[3];
     for (int j = 0; j < 3; j++) {
       const int token = s.end - 3 + j;
@@ -326,7 +325,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) sweep(const Arguments a
   const Address ring = address(memory);
   float* results = (float*)(memory + STAGES * STAGE);
   const bool has = a.known[s.n], multiplies = threadIdx.x < 128;
-  float* own = a.state + s.slot * a.state_stride + (long long)h * D * D;
+  float* own = a.state + (long long)s.slot * a.state_stride + (long long)h * D * D;
   const bool cut = a.length && s.end - s.start > a.length;
   const float* from = cut ? a.begins + ((long long)segment * a.heads + h) * D * D : own;
   const float total = sum_of_sizes(a, s, h, sums);
@@ -342,7 +341,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) sweep(const Arguments a
     if (lane == 0) peaks[threadIdx.x / 32] = peak;
     __syncthreads();
     peak = fmaxf(fmaxf(peaks[0], peaks[1]), fmaxf(peaks[2], peaks[3]));
-    const float scale = 16384.0f / binade(D * peak + 2 * C * total), back = 1.0f / scale;
+    const float scale = 16384.0f / binade(D * peak + 2 * C * total);
     EACH_PAIR({ x *= scale, y *= scale; })
     for (int i = 0; i < s.chunks; i++) {
       __syncthreads();
@@ -350,6 +349,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) sweep(const Arguments a
       advance<true>(held, memory + stage, ring + stage, scale * (1 / READ_SCALE), results + i % 2 * (RESULT / 4));
     }
     __syncthreads();
+    const float back = 1.0f / scale;
     if (s.until == s.end) EACH_PAIR({ *(float2*)(own + at) = make_float2(x * back, y * back); })
   } else {
     for (int i = 0; i < STAGES - 1; i++) {
