@@ -39,4 +39,3 @@ def aligned(x: Tensor) -> Tensor:
     if x.data_ptr() % _ALIGNED == 0 and x.stride(0) * x.element_size() % _ALIGNED == 0:
         return x
     return x.clone(memory_format=torch.contiguous_format)
-

@@ -86,9 +86,25 @@ struct Shared {
   float k_scale[C], q_scale[C], own[C], beta[C], most[8];
 };
 
-// Raw inputs of a chunk and the three before it, and its raw gates: what the sequence does not have is zero.
-__device__ void bring(const Arguments& a, Shared& s, int h, int first, int start, int end, const uint16_t* past) {
+// Raw inputs of a chunk and the three tokens before it, and its raw gates.
+__device__ void bring(const Arguments& a, Shared& s, int h, int first) {
+  const int row = threadIdx.x / 16, unit = threadIdx.x % 16 * 8;
+  const uint16_t* from = a.qkv + (first - PAST + row) * a.qkv_stride + h * D + unit;
+#pragma unroll
+  for (int kind = 0; kind < 3; kind++)
+#pragma unroll
+    for (int i = 0; i < 3; i++)
+      if (i < 2 || row < PAST)
+        copy16(address(&s.raw.qkv[kind][row + 16 * i][unit]), from + kind * a.heads * D + 16 * i * a.qkv_stride);
+  const uint16_t* gate = a.raw_gate + (first + row) * a.gate_stride + h * D + unit;
+#pragma unroll
+  for (int i = 0; i < 2; i++) copy16(address(&s.raw.gate[row + 16 * i][unit]), gate + 16 * i * a.gate_stride);
+}
+
+// The same where a sequence begins or ends: before it lies `past`, and what it does not have is zero.
+__device__ void bring_some(const Arguments& a, Shared& s, int h, int first, int start, int end, const uint16_t* past) {
   const int channels = 3 * a.heads * D;
+#pragma unroll 1
   for (int i = threadIdx.x; i < 3 * (C + PAST) * 16; i += THREADS) {
     const int kind = i / ((C + PAST) * 16), row = i / 16 % (C + PAST), unit = i % 16 * 8, token = first - PAST + row;
     const int channel = (kind * a.heads + h) * D + unit;
@@ -96,10 +112,12 @@ __device__ void bring(const Arguments& a, Shared& s, int h, int first, int start
     if (token >= start && token < end) {
       copy16(address(to), a.qkv + token * a.qkv_stride + channel);
     } else {
+#pragma unroll 1
       for (int e = 0; e < 8; e++)
         to[e] = token < start && past ? past[(long long)(token - start + PAST) * channels + channel + e] : 0;
     }
   }
+#pragma unroll 1
   for (int i = threadIdx.x; i < C * 16; i += THREADS) {
     const int row = i / 16, unit = i % 16 * 8;
     if (first + row < end)
@@ -107,7 +125,6 @@ __device__ void bring(const Arguments& a, Shared& s, int h, int first, int start
     else
       *(uint4*)&s.raw.gate[row][unit] = make_uint4(0, 0, 0, 0);
   }
-  commit();
 }
 
 // Two channels of 8 tokens from `row`: the convolution with SiLU, rounded. `left` tokens of the sequence are left.
@@ -297,7 +314,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) operands(const Argument
   const int start = a.starts[lower], end = a.starts[lower + 1], first = start + (place - start / C - lower) * C;
   const long long slot = a.slots[lower], out = (long long)place * a.heads + h;
   if (first >= end || slot == 0) return;
-  bring(a, s, h, first, start, end, a.known[lower] ? a.conv + slot * a.conv_stride : nullptr);
+  if (first - PAST >= start && first + C <= end)
+    bring(a, s, h, first);
+  else
+    bring_some(a, s, h, first, start, end, a.known[lower] ? a.conv + slot * a.conv_stride : nullptr);
+  commit();
   const int c = t % 64 * 2, group = t / 64, row0 = group * 8, block = group / 2, left = end - first;
   const float rate = a.rate[h];
   const float2 bias = *(const float2*)(a.bias + h * D + c);

@@ -300,7 +300,7 @@ struct Ending {
       float sum = x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
 #pragma unroll
       for (int d = 16; d; d /= 2) sum += __shfl_xor_sync(ALL, sum, d);
-      const float r = 1.0f / sqrtf(sum * (1.0f / D) + a.eps);
+      const float r = rsqrtf(sum * (1.0f / D) + a.eps);
       const uint2 g = gates[i];
       x.x *= r * norm.x * sigmoid(__uint_as_float(g.x << 16));
       x.y *= r * norm.y * sigmoid(__uint_as_float(g.x & 0xffff0000u));
