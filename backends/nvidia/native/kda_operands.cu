@@ -57,7 +57,7 @@ __device__ float sigmoid(float x) { return over(1.0f + exp2_of(-1.44269504088896
 __device__ float to_tf32(float x) { return __uint_as_float(__float_as_uint(x) + 0x1000u); }
 
 constexpr int D = 128, C = 32, HALF = 16, THREADS = 256, PAST = 3;
-constexpr int FLOATS = 132, ROW = 136, SQUARE = 36;  // Rows in shared memory, padded: no two of eight meet a bank.
+constexpr int FLOATS = 132, ROW = 136, SQUARE = 36, TURN = 40;  // Rows in shared memory, padded: no two of eight meet a bank.
 constexpr float LOG2_E = 1.4426950408889634f, READ_SCALE = 256.0f;
 
 struct Arguments {
@@ -77,6 +77,7 @@ struct Shared {
   union {
     struct { uint16_t qkv[3][C + PAST][D], gate[C][D]; } raw;
     struct { float grown[C * FLOATS], shrunk[C * FLOATS]; } keys;  // grown: of keys, then of queries
+    struct { uint16_t half[C * TURN], big[C * TURN], rest[C * TURN]; } turn;  // T: in fp16; in bf16, and what that lacks
   };
   union { uint16_t raw_k[C * ROW], late[C * ROW]; };
   union { uint16_t raw_q[C * ROW]; struct { uint16_t late_k[HALF * ROW], late_q[HALF * ROW]; } cross; };
@@ -222,7 +223,15 @@ __device__ void normalise(Shared& s) {
   }
 }
 
-// The rest, once `s.inverse` is complete: W = T K and U = T V, where T has beta in its columns.
+__device__ void keep_turn(Shared& s, int row, int column, float x) {
+  x *= s.beta[column];
+  const uint32_t big = bf16_pair(x, 0.0f) & 0xffffu;
+  s.turn.half[row * TURN + column] = (uint16_t)halves(x, 0.0f);
+  s.turn.big[row * TURN + column] = (uint16_t)big;
+  s.turn.rest[row * TURN + column] = (uint16_t)bf16_pair(x - __uint_as_float(big << 16), 0.0f);
+}
+
+// The rest, once `s.turn` is complete: W = T K and U = T V.
 __device__ void finish(const Arguments& a, Shared& s, long long out, int h, int place) {
   const int t = threadIdx.x, warp = t / 32, lane = t % 32, g = lane / 4, pair = lane % 4 * 2, c0 = warp * 16;
   // Fragments of T [row tile, column tile]: 00, 10, 11. Their rows are shuffled, so that a thread gets four tokens of U
@@ -230,17 +239,12 @@ __device__ void finish(const Arguments& a, Shared& s, long long out, int h, int 
   const int token = g / 2 * 4 + g % 2;
   uint32_t half[3][4], big[3][4], rest[3][4];
 #pragma unroll
-  for (int f = 0; f < 3; f++)
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-      const int row = (f > 0) * HALF + token + e % 2 * 2, column = (f > 1) * HALF + pair + e / 2 * 8;
-      const float2 v = *(const float2*)(s.inverse + row * SQUARE + column), b = *(const float2*)(s.beta + column);
-      const float x = v.x * b.x, y = v.y * b.y;
-      half[f][e] = halves(x, y);
-      big[f][e] = bf16_pair(x, y);
-      const float2 got = pair_of(big[f][e]);
-      rest[f][e] = bf16_pair(x - got.x, y - got.y);
-    }
+  for (int f = 0; f < 3; f++) {
+    const int row = (f > 0) * HALF + lane % 8 / 2 * 4 + lane % 2 + lane / 8 % 2 * 2, column = (f > 1) * HALF + lane / 16 * 8;
+    load(half[f], address(s.turn.half + row * TURN + column));
+    load(big[f], address(s.turn.big + row * TURN + column));
+    load(rest[f], address(s.turn.rest + row * TURN + column));
+  }
   {
     const int row = lane % 16, column = c0 + lane / 16 * 8;
     uint32_t first[4], second[4];
@@ -453,11 +457,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) operands(const Argument
 #pragma unroll
   for (int e = 0; e < HALF; e++) dot += s.inverse[(HALF + i) * SQUARE + e] * s.inverse[e * SQUARE + j];
   s.between[i * 20 + j] = dot;
+  keep_turn(s, i, j, s.inverse[i * SQUARE + j]);
+  keep_turn(s, HALF + i, HALF + j, s.inverse[(HALF + i) * SQUARE + HALF + j]);
   __syncthreads();
   dot = 0;
 #pragma unroll
   for (int e = 0; e < HALF; e++) dot -= s.inverse[(HALF + i) * SQUARE + HALF + e] * s.between[e * 20 + j];
-  s.inverse[(HALF + i) * SQUARE + j] = dot;
+  keep_turn(s, HALF + i, j, dot);
   __syncthreads();
   finish(a, s, out, h, place);
 }
