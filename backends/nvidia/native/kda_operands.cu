@@ -54,6 +54,8 @@ template <int N> __device__ void arrived() { asm volatile("cp.async.wait_group %
 // ----
 __device__ float2 pair_of(uint32_t bf16s) { return make_float2(__uint_as_float(bf16s << 16), __uint_as_float(bf16s & 0xffff0000u)); }
 __device__ float sigmoid(float x) { return over(1.0f + exp2_of(-1.4426950408889634f * x)); }
+// A mask rather than a branch, which would keep what comes after it waiting.
+__device__ uint32_t ones_if_negative(int x) { return (uint32_t)(x >> 31); }
 __device__ float to_tf32(float x) { return __uint_as_float(__float_as_uint(x) + 0x1000u); }
 
 constexpr int D = 128, C = 32, HALF = 16, THREADS = 256, PAST = 3;
@@ -140,7 +142,7 @@ __device__ void convolve(const Arguments& a, const Shared& s, int kind, int h, i
   for (int i = 0; i < 8; i++) {
     const float y = x[i].x * w[0].x + x[i + 1].x * w[1].x + x[i + 2].x * w[2].x + x[i + 3].x * w[3].x;
     const float z = x[i].y * w[0].y + x[i + 1].y * w[1].y + x[i + 2].y * w[2].y + x[i + 3].y * w[3].y;
-    out[i] = row + i < left ? bf16_pair(y * sigmoid(y), z * sigmoid(z)) : 0u;
+    out[i] = bf16_pair(y * sigmoid(y), z * sigmoid(z)) & ones_if_negative(row + i - left);
   }
 }
 
@@ -169,6 +171,40 @@ __device__ void cross(float (&sum)[4], const uint16_t* left, const uint16_t* rig
     load(z, other + k * 2);
     multiply(sum, x, z[0], z[1]);
     multiply(sum, y, z[2], z[3]);
+  }
+}
+
+// Two channels of 8 tokens of the earlier or the LATER block, times their decays: from and to the middle of the block,
+// its boundary, and the chunk's start and end, `other` blocks' decay away.
+template <bool LATER>
+__device__ void spread(Shared& s, const uint32_t (&k)[8], const uint32_t (&q)[8], const float2 (&decay)[8], float2 half_sum,
+                       float2 root, float2 other, int row0, int c, uint16_t* q_out, uint16_t* n_out, float2 (&asks)[8]) {
+  const int shuffled = c / 16 * 16 + c / 2 % 2 * 8 + c % 16 / 4 * 2;  // See `finish`.
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    const int r = row0 + i;
+    float2 key = pair_of(k[i]), ask = pair_of(q[i]);
+    const float x = s.k_scale[r], y = s.q_scale[r];
+    const float2 middle = make_float2(decay[i].x - half_sum.x, decay[i].y - half_sum.y);
+    const float2 up = make_float2(exp2_of(middle.x), exp2_of(middle.y)), down = make_float2(exp2_of(-middle.x), exp2_of(-middle.y));
+    key.x *= x, key.y *= x;
+    float2 late = make_float2(key.x * up.x, key.y * up.y), early = make_float2(key.x * down.x, key.y * down.y);
+    ask.x *= y * up.x, ask.y *= y * up.y;
+    *(float2*)(s.keys.grown + r * FLOATS + c) = make_float2(to_tf32(late.x), to_tf32(late.y));
+    *(float2*)(s.keys.shrunk + r * FLOATS + c) = make_float2(to_tf32(early.x), to_tf32(early.y));
+    asks[i] = make_float2(to_tf32(ask.x), to_tf32(ask.y));
+    late.x *= root.x, late.y *= root.y, ask.x *= root.x, ask.y *= root.y, early.x *= root.x, early.y *= root.y;
+    if (LATER) {
+      *(uint32_t*)(s.cross.late_k + (r - HALF) * ROW + c) = halves(late.x, late.y);
+      *(uint32_t*)(s.cross.late_q + (r - HALF) * ROW + c) = halves(ask.x, ask.y);
+      late.x *= other.x, late.y *= other.y, ask.x *= other.x, ask.y *= other.y;
+    } else {
+      *(uint32_t*)(s.early_k + r * ROW + c) = halves(early.x, early.y);
+      early.x *= other.x, early.y *= other.y;
+    }
+    *(uint32_t*)(s.late + r * ROW + shuffled) = halves(late.x, late.y);
+    *(uint32_t*)(q_out + r * D + c) = halves(ask.x * READ_SCALE, ask.y * READ_SCALE);
+    *(uint32_t*)(n_out + r * D + c) = halves(early.x, early.y);
   }
 }
 
@@ -336,10 +372,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) operands(const Argument
 #pragma unroll
   for (int i = 0; i < 8; i++) {
     const float2 raw = pair_of(*(const uint32_t*)&s.raw.gate[row0 + i][c]);
-    if (row0 + i < left) {
-      sum.x += a.bound * LOG2_E * sigmoid(rate * (raw.x + bias.x));
-      sum.y += a.bound * LOG2_E * sigmoid(rate * (raw.y + bias.y));
-    }
+    const uint32_t live = ones_if_negative(row0 + i - left);
+    sum.x += __uint_as_float(__float_as_uint(a.bound * LOG2_E * sigmoid(rate * (raw.x + bias.x))) & live);
+    sum.y += __uint_as_float(__float_as_uint(a.bound * LOG2_E * sigmoid(rate * (raw.y + bias.y))) & live);
     decay[i] = sum;
   }
   *(float2*)(s.sums + group * D + c) = sum;
@@ -375,35 +410,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) operands(const Argument
     if (group == 0) *(float2*)(a.keep + out * D + c) = make_float2(decay0.x * decay1.x, decay0.y * decay1.y);
   }
   const float2 root = make_float2(exp2_of(half_sum.x), exp2_of(half_sum.y));
-  const int shuffled = c / 16 * 16 + c / 2 % 2 * 8 + c % 16 / 4 * 2;  // See `finish`.
   __syncthreads();
   float2 asks[8];
-#pragma unroll
-  for (int i = 0; i < 8; i++) {
-    const int r = row0 + i;
-    float2 key = pair_of(k[i]), ask = pair_of(q[i]);
-    const float x = s.k_scale[r], y = s.q_scale[r];
-    const float2 middle = make_float2(decay[i].x - half_sum.x, decay[i].y - half_sum.y);
-    const float2 up = make_float2(exp2_of(middle.x), exp2_of(middle.y)), down = make_float2(exp2_of(-middle.x), exp2_of(-middle.y));
-    key.x *= x, key.y *= x;
-    float2 late = make_float2(key.x * up.x, key.y * up.y), early = make_float2(key.x * down.x, key.y * down.y);
-    ask.x *= y * up.x, ask.y *= y * up.y;
-    *(float2*)(s.keys.grown + r * FLOATS + c) = make_float2(to_tf32(late.x), to_tf32(late.y));
-    *(float2*)(s.keys.shrunk + r * FLOATS + c) = make_float2(to_tf32(early.x), to_tf32(early.y));
-    asks[i] = make_float2(to_tf32(ask.x), to_tf32(ask.y));
-    late.x *= root.x, late.y *= root.y, ask.x *= root.x, ask.y *= root.y, early.x *= root.x, early.y *= root.y;
-    if (block) {
-      *(uint32_t*)(s.cross.late_k + (r - HALF) * ROW + c) = halves(late.x, late.y);
-      *(uint32_t*)(s.cross.late_q + (r - HALF) * ROW + c) = halves(ask.x, ask.y);
-      late.x *= decay0.x, late.y *= decay0.y, ask.x *= decay0.x, ask.y *= decay0.y;
-    } else {
-      *(uint32_t*)(s.early_k + r * ROW + c) = halves(early.x, early.y);
-      early.x *= decay1.x, early.y *= decay1.y;
-    }
-    *(uint32_t*)(s.late + r * ROW + shuffled) = halves(late.x, late.y);
-    *(uint32_t*)(a.q + (out * C + r) * D + c) = halves(ask.x * READ_SCALE, ask.y * READ_SCALE);
-    *(uint32_t*)(a.n + (out * C + r) * D + c) = halves(early.x, early.y);
-  }
+  if (block)
+    spread<true>(s, k, q, decay, half_sum, root, decay0, row0, c, a.q + out * C * D, a.n + out * C * D, asks);
+  else
+    spread<false>(s, k, q, decay, half_sum, root, decay1, row0, c, a.q + out * C * D, a.n + out * C * D, asks);
   __syncthreads();
   const int g = lane / 4, pair = lane % 4 * 2;
   if (warp < 6) {  // Keys on keys: four tiles of 16 x 8 in the diagonal blocks, two between them.
