@@ -280,34 +280,54 @@ __device__ void move_history(const Arguments& a, const Segment& s, int h, bool h
   }
 }
 
-// Eight tokens a warp, four channels a lane.
+// Eight tokens a warp, four channels a lane. A condition a token would keep the next one waiting.
 struct Ending {
   uint2 gates[8];
   float4 norm;
   __device__ void take(const Arguments& a, const Segment& s, int h, int chunk) {
     const int lane = threadIdx.x % 32, first = s.begin + chunk * C + threadIdx.x / 32 % 4 * 8;
+    const uint16_t* from = a.gate + first * a.gate_stride + h * D + lane * 4;
+    if (first + 8 <= s.until) {
 #pragma unroll
-    for (int i = 0; i < 8; i++)
-      if (first + i < s.until)
-        gates[i] = *(const uint2*)(a.gate + (first + i) * a.gate_stride + h * D + lane * 4);
+      for (int i = 0; i < 8; i++) gates[i] = *(const uint2*)(from + i * a.gate_stride);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; i++)
+        if (first + i < s.until) gates[i] = *(const uint2*)(from + i * a.gate_stride);
+    }
   }
   __device__ void end(const Arguments& a, const Segment& s, int h, int chunk, const float* result, float scale) {
     const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 8, first = s.begin + chunk * C + row;
+    float4 x[8];
+    float sums[8];
+    uint2 y[8];
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-      float4 x = *(const float4*)(result + (row + i) * ROW + lane * 4);
-      x.x *= scale, x.y *= scale, x.z *= scale, x.w *= scale;
-      float sum = x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
+      x[i] = *(const float4*)(result + (row + i) * ROW + lane * 4);
+      x[i].x *= scale, x[i].y *= scale, x[i].z *= scale, x[i].w *= scale;
+      sums[i] = x[i].x * x[i].x + x[i].y * x[i].y + x[i].z * x[i].z + x[i].w * x[i].w;
+    }
 #pragma unroll
-      for (int d = 16; d; d /= 2) sum += __shfl_xor_sync(ALL, sum, d);
-      const float r = rsqrtf(sum * (1.0f / D) + a.eps);
-      const uint2 g = gates[i];
-      x.x *= r * norm.x * sigmoid(__uint_as_float(g.x << 16));
-      x.y *= r * norm.y * sigmoid(__uint_as_float(g.x & 0xffff0000u));
-      x.z *= r * norm.z * sigmoid(__uint_as_float(g.y << 16));
-      x.w *= r * norm.w * sigmoid(__uint_as_float(g.y & 0xffff0000u));
-      if (first + i < s.until)
-        *(uint2*)(a.out + ((long long)(first + i) * a.heads + h) * D + lane * 4) = make_uint2(bf16_pair(x.x, x.y), bf16_pair(x.z, x.w));
+    for (int d = 16; d; d /= 2)
+#pragma unroll
+      for (int i = 0; i < 8; i++) sums[i] += __shfl_xor_sync(ALL, sums[i], d);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      const float r = rsqrtf(sums[i] * (1.0f / D) + a.eps);
+      x[i].x *= r * norm.x * sigmoid(__uint_as_float(gates[i].x << 16));
+      x[i].y *= r * norm.y * sigmoid(__uint_as_float(gates[i].x & 0xffff0000u));
+      x[i].z *= r * norm.z * sigmoid(__uint_as_float(gates[i].y << 16));
+      x[i].w *= r * norm.w * sigmoid(__uint_as_float(gates[i].y & 0xffff0000u));
+      y[i] = make_uint2(bf16_pair(x[i].x, x[i].y), bf16_pair(x[i].z, x[i].w));
+    }
+    uint16_t* to = a.out + ((long long)first * a.heads + h) * D + lane * 4;
+    if (first + 8 <= s.until) {
+#pragma unroll
+      for (int i = 0; i < 8; i++) *(uint2*)(to + (long long)i * a.heads * D) = y[i];
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; i++)
+        if (first + i < s.until) *(uint2*)(to + (long long)i * a.heads * D) = y[i];
     }
   }
 };
