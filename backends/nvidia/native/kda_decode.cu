@@ -100,32 +100,34 @@ struct Inputs {
   float rate;
 
   template <typename Eight, typename Four>
-  __device__ static void each(const Arguments& a, int n, int h, long long slot, Eight eight, Four four) {
+  __device__ static void weights(const Arguments& a, int h, Eight eight, Four four) {
+    const int kind = threadIdx.x / 64, c = threadIdx.x % 64 * 2, channels = 3 * a.heads * D;
+    if (kind < 3) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) eight(i, a.taps + (long long)i * channels + (kind * a.heads + h) * D + c);
+    } else {
+      four(1, a.rate + h);
+      eight(0, a.bias + h * D + c);
+    }
+  }
+  template <typename Four>
+  __device__ static void activations(const Arguments& a, int n, int h, long long slot, Four four) {
     const int t = threadIdx.x, kind = t / 64, c = t % 64 * 2, channels = 3 * a.heads * D, channel = (kind * a.heads + h) * D + c;
     if (kind < 3) {
       const uint16_t* history = a.conv + slot * a.conv_stride + channel;
 #pragma unroll
       for (int i = 0; i < 3; i++) four(1 + i, history + i * channels);
       four(0, a.qkv + n * a.qkv_stride + channel);
-#pragma unroll
-      for (int i = 0; i < 4; i++) eight(i, a.taps + (long long)i * channels + channel);
     } else {
       four(0, a.raw_gate + n * a.gate_stride + h * D + c);
-      four(1, a.rate + h);
-      eight(0, a.bias + h * D + c);
     }
     if (t < 64) four(4, a.out_gate + n * a.out_gate_stride + h * D + c);
   }
 
-  __device__ void take(const Arguments& a, int n, int h, long long slot) {
-    uint32_t words[5] = {};
-    each(a, n, h, slot, [&](int i, const void* from) { taps[i] = *(const float2*)from; },
-         [&](int i, const void* from) { words[i] = *(const uint32_t*)from; });
-    set(words);
-  }
   __device__ static void bring(Coming& to, const Arguments& a, int n, int h, long long slot) {
-    each(a, n, h, slot, [&](int i, const void* from) { copy8(address(&to.taps[i][threadIdx.x]), from); },
-         [&](int i, const void* from) { copy4(address(&to.words[i][threadIdx.x]), from); });
+    auto four = [&](int i, const void* from) { copy4(address(&to.words[i][threadIdx.x]), from); };
+    weights(a, h, [&](int i, const void* from) { copy8(address(&to.taps[i][threadIdx.x]), from); }, four);
+    activations(a, n, h, slot, four);
     commit();
   }
   __device__ void take(const Coming& from) {
@@ -231,10 +233,10 @@ struct Token {
   }
 };
 
-__device__ uint32_t normed(const float* o, float square, const Arguments& a, int c, uint32_t gate) {
-  const float scale = 1.0f / sqrtf(square * (1.0f / D) + a.eps);
-  const float2 norm = *(const float2*)(a.norm + c), g = pair_of(gate);
-  return bf16_pair(o[c] * scale * norm.x * sigmoid(g.x), o[c + 1] * scale * norm.y * sigmoid(g.y));
+__device__ uint32_t normed(const float* o, float square, float eps, float2 norm, uint32_t gate) {
+  const float scale = 1.0f / sqrtf(square * (1.0f / D) + eps);
+  const float2 g = pair_of(gate);
+  return bf16_pair(o[0] * scale * norm.x * sigmoid(g.x), o[1] * scale * norm.y * sigmoid(g.y));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) decode(const Arguments a) {
@@ -250,6 +252,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) decode(const Arguments 
   __syncthreads();
   wait_for_the_kernel_before();
   let_the_next_kernel_start();
+  const float2 norm = *(const float2*)(a.norm + t % 64 * 2);
   auto slot_of = [&](int unit) { return unit < total ? a.slots[unit / a.heads] : 0; };
   int item = 0;
   auto ask = [&](int unit, int slot, int part, int item) {
@@ -336,7 +339,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) decode(const Arguments 
       square = 0;
 #pragma unroll
       for (int i = 0; i < 8; i++) square += squares[i];
-      ((uint32_t*)a.out)[(long long)unit * (D / 2) + t] = normed(read, square, a, t * 2, gate);
+      ((uint32_t*)a.out)[(long long)unit * (D / 2) + t] = normed(read + t * 2, square, a.eps, norm, gate);
     }
     slot = next, next = after;
   }
@@ -346,10 +349,15 @@ extern "C" __global__ void CLUSTER(BLOCKS) __launch_bounds__(THREADS) decode_few
   __shared__ __align__(16) float token[4 * D];
   __shared__ float read[SLICE], squares[8], parts[BLOCKS];
   const int t = threadIdx.x, warp = t / 32, lane = t % 32, row = warp * 4 + lane / 8, j = lane % 8, me = rank();
-  const int h = blockIdx.x / BLOCKS, n = blockIdx.y, c = me * SLICE + t * 2;
+  const int h = blockIdx.x / BLOCKS, n = blockIdx.y, c = me * SLICE + t % (SLICE / 2) * 2;
   wait_for_the_kernel_before();
   let_the_next_kernel_start();
   const long long slot = a.slots[n];
+  Inputs inputs;
+  uint32_t words[5] = {};
+  auto four = [&](int i, const void* from) { words[i] = *(const uint32_t*)from; };
+  Inputs::weights(a, h, [&](int i, const void* from) { inputs.taps[i] = *(const float2*)from; }, four);
+  const float2 norm = *(const float2*)(a.norm + c);
   uint32_t* to = (uint32_t*)(a.out + ((long long)n * a.heads + h) * D) + me * (SLICE / 2);
   if (slot == 0) {
     if (t < SLICE / 2) to[t] = 0;
@@ -360,17 +368,17 @@ extern "C" __global__ void CLUSTER(BLOCKS) __launch_bounds__(THREADS) decode_few
   float4 s[1][4];
 #pragma unroll
   for (int i = 0; i < 4; i++) s[0][i] = tile[i * 8 + j];
-  Inputs inputs;
-  inputs.take(a, n, h, slot);
-  uint32_t gate = 0;
-  if (t < SLICE / 2) gate = *(const uint32_t*)(a.out_gate + n * a.out_gate_stride + h * D + c);
+  const uint16_t strength = a.beta[n * a.beta_stride + h];
+  Inputs::activations(a, n, h, slot, four);
+  inputs.set(words);
+  const uint32_t gate = *(const uint32_t*)(a.out_gate + n * a.out_gate_stride + h * D + c);
   inputs.mix(a, token);
   __syncthreads();
   Token now;
   now.take(token, j);
   const float v[1] = {token[2 * D + me * SLICE + row]};
   float o[1];
-  now.step(s, v, strength_of(a.beta[n * a.beta_stride + h]), o);
+  now.step(s, v, strength_of(strength), o);
 #pragma unroll
   for (int i = 0; i < 4; i++) tile[i * 8 + j] = s[0][i];
   float square = o[0] * o[0];
@@ -388,5 +396,5 @@ extern "C" __global__ void CLUSTER(BLOCKS) __launch_bounds__(THREADS) decode_few
   arrive_in_cluster();
   wait_for_cluster();  // From here on nobody reads the history.
   if (me == 0) inputs.remember(a, h, slot);
-  if (t < SLICE / 2) to[t] = normed(read - me * SLICE, parts[0] + parts[1] + parts[2] + parts[3], a, c, gate);
+  if (t < SLICE / 2) to[t] = normed(read + t * 2, parts[0] + parts[1] + parts[2] + parts[3], a.eps, norm, gate);
 }
