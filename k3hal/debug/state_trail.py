@@ -58,6 +58,8 @@ class StateTrail:
         self._version = -1
         self._rows: Mapping[str, Tensor] = {}
         self._calls: list[tuple[Sequence[Any], Mapping[str, Any]]] = []
+        # Layers copy in different steps: no step is slow, and memory that one gives back the next one takes.
+        self._most = 1 + (site.place.layer or 0) % LENGTH
 
     def add(self, args: Sequence[Any], kwargs: Mapping[str, Any], step: int) -> int:
         """To be told ahead of every call of the site; the call's number for `before`."""
@@ -65,7 +67,8 @@ class StateTrail:
         assert index is not None, "only calls that name their cache rows leave a trail"
         version = self._rewriters.version(index, step)
         mine = self._rewriters.claim(self._site)
-        if not mine or version != self._version or len(self._calls) >= LENGTH:
+        if not mine or version != self._version or len(self._calls) >= self._most:
+            self._most = LENGTH if self._calls else self._most
             self._rows, self._version = self._site.mutated_rows(args, kwargs), version
             self._calls.clear()
         self._calls.append((args, kwargs))

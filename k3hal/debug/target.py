@@ -91,18 +91,16 @@ def find_target(case: Case, name: str, device: DeviceDescription, registry: Regi
 
 
 def peer_of(case: Case, target: Target, device: DeviceDescription, registry: Registry | None = None) -> Target | None:
-    """The CPU provider a target is measured against, and the reference where the operator has none; None where it is
+    """The CPU provider a target is measured against, and the reference where none takes the case; None where it is
     the target itself.
 
     `device` is the host CPU's description.
     """
-    providers = [p for p in (registry or default_registry()).of(case.op) if "cpu" in p.needs.vendors]
+    known = (registry or default_registry()).of(case.op)
+    providers = [p for p in known if "cpu" in p.needs.vendors and p.answer(case.call(device))]
     if not providers and target.id != REFERENCE:
         return Target.reference(get_operator(case.op))
-    for provider in providers:
-        if provider.id != target.id and provider.answer(case.call(device)):
-            return Target.of(provider)
-    return None
+    return next((Target.of(provider) for provider in providers if provider.id != target.id), None)
 
 
 def tactic_names(case: Case, name: str, device: DeviceDescription, wanted: Sequence[str] = ("all",)) -> list[str]:
