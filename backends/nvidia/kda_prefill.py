@@ -53,13 +53,23 @@ class SweepArguments(ctypes.Structure):
     )
 
 
+class JoinArguments(ctypes.Structure):
+    """`struct Arguments` of kda_join.cu."""
+
+    _fields_ = (
+        *_pointers("state slots starts known begins carry"),
+        *_longs("state"),
+        *((name, ctypes.c_int) for name in ("heads", "length")),
+    )
+
+
 @cache
 def _kernels(index: int) -> tuple[Kernel, Kernel, Kernel, Kernel, int]:
     """Operands, carry, join and sweep, and how many multiprocessors the device has."""
     processors = torch.cuda.get_device_properties(index).multi_processor_count
     operands = kernel("kda_operands", "operands", (), OPERANDS, index)
     carry, sweep = (kernel("kda_sweep", name, (), SWEEP, index) for name in ("carry", "sweep"))
-    return operands, carry, kernel("kda_sweep", "join", (), JOIN, index), sweep, processors
+    return operands, carry, kernel("kda_join", "join", (), JOIN, index), sweep, processors
 
 
 def _supports(call: Call) -> Answer:
@@ -137,7 +147,8 @@ def _of(segments: bool) -> Callable[..., Tensor]:
         )  # fmt: skip
         if length:
             carry.launch((heads, parts), THREADS, arguments)
-            join.launch((heads * 8, count), THREADS, arguments)
+            joined = JoinArguments(held.data_ptr(), *sequences, begins, carried, held.stride(0), heads, length)
+            join.launch((heads * 8, count), THREADS, joined)
         sweep.launch((heads, parts + 1), THREADS, arguments)
         for cache_, copy in ((conv_state, past), (state, held)):
             if copy is not cache_:

@@ -145,6 +145,7 @@ def test_caches_that_are_not_aligned_are_worked_on_as_copies(monkeypatch: pytest
 def test_arguments_are_laid_out_as_the_compiler_lays_them_out() -> None:
     assert ctypes.sizeof(kda_decode.Arguments) == 12 * 8 + 6 * 8 + 3 * 4 + 2 * 4 + 4
     assert ctypes.sizeof(kda_prefill.OperandArguments) == 17 * 8 + 4 * 8 + 4 * 4
+    assert ctypes.sizeof(kda_prefill.JoinArguments) == 6 * 8 + 8 + 2 * 4
     assert ctypes.sizeof(kda_prefill.SweepArguments) == 18 * 8 + 4 * 8 + 6 * 4 + 4 + 4
 
 
@@ -154,6 +155,7 @@ def test_arguments_are_laid_out_as_the_compiler_lays_them_out() -> None:
         ("kda_decode", kda_decode.Arguments),
         ("kda_operands", kda_prefill.OperandArguments),
         ("kda_sweep", kda_prefill.SweepArguments),
+        ("kda_join", kda_prefill.JoinArguments),
     ],
 )
 def test_arguments_are_those_of_the_kernel_file(file: str, structure: type[ctypes.Structure]) -> None:
@@ -164,7 +166,9 @@ def test_arguments_are_those_of_the_kernel_file(file: str, structure: type[ctype
 
 
 @compiles
-@pytest.mark.parametrize(("file", "kernels"), [("kda_decode", 2), ("kda_operands", 1), ("kda_sweep", 3)])
+@pytest.mark.parametrize(
+    ("file", "kernels"), [("kda_decode", 2), ("kda_operands", 1), ("kda_sweep", 2), ("kda_join", 1)]
+)
 def test_kernels_compile_and_keep_their_registers(
     file: str, kernels: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
