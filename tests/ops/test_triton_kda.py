@@ -66,7 +66,7 @@ print(shared(
 operands = {"WIDTH": 4, "DIM": 128, "CHUNK": 32, "BASE": 16, "WIDE": "tf32" if name == "cuda" else "split"}
 print(shared(
     chunk_operands, "qkv raw_gate beta_logits conv_state", "taps rate dt_bias keep_out size_out", "lower_bound",
-    operands, 8, "w_out u_out q_out n_out m_out",
+    operands, 4, "w_out u_out q_out n_out m_out",
 ))
 sweep = {
     "READ": True, "SPLIT": True, "WIDTH": 4, "WINDOW": 4, "DIM": 128, "CHUNK": 32, "STAGES": scan["STAGES"],

@@ -33,8 +33,8 @@ class Tiles:
     scan_warps: int = 4
     stages: int = 2
     half: bool = True
-    operand_warps: int = 8
-    operand_registers: int = 128
+    operand_warps: int = 4
+    operand_registers: int = 255
     sweep_warps: int = 8
     segments: int = 0
 
