@@ -58,4 +58,5 @@ class CacheArena:
         for extent in reversed(shape[1:]):
             inner.insert(0, inner[0] * extent)
         flat = self.pages.view(-1).view(dtype)
-        return flat.as_strided((count, *shape), (stride // size, *inner), offset // size)
+        # `as_strided` counts from the storage's start, and `memory` may begin later: at a huge page, say.
+        return flat.as_strided((count, *shape), (stride // size, *inner), flat.storage_offset() + offset // size)
