@@ -92,33 +92,6 @@ def test_nonfinite_records_the_first_call_of_a_step_with_its_state_before(nano: 
     assert not torch.equal(case.args["state"], case.recorded["state"])
 
 
-class _Later:
-    """Poisons outputs from the n-th call on: a fault that does not begin with the first step."""
-
-    def __init__(self, first: int, noise: float = 0.0) -> None:
-        self.first, self.noise, self.calls = first, noise, 0
-
-    def __call__(self, out: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return _poisoned(out + self.noise * self.calls) if self.calls >= self.first else out
-
-
-@pytest.mark.parametrize("noise", [0.0, 1.0])
-def test_a_later_call_finds_its_state_before_by_running_the_earlier_ones_again(
-    nano: Path, tmp_path: Path, noise: float, caplog: pytest.LogCaptureFixture
-) -> None:
-    recorder = Recorder(parse_dump(f"when=nonfinite,dir={tmp_path}"))
-    _generate(nano, Fault("kda_decode", 4, _Later(3, noise)), recorder)
-    case = load_case(recorder.files[0])
-    assert (case.op, case.origin["layer"], case.origin["step"]) == ("kda_decode", 4, 3)
-    target = Target.decided(_decision("kda_decode", case.dims), "cpu")
-    verdict = check(case, target, expected={"state": case.recorded["state"]}, repeat=False)
-    assert verdict.ok, verdict
-    assert not torch.equal(case.args["state"], case.recorded["state"])
-    assert case.origin["repeats"] is (noise == 0)
-    assert ("gave something else when run again" in caplog.text) is (noise != 0)
-
-
 def _decision(op: str, dims: Mapping[str, DimValue]) -> Decision:
     request = OpRequest(op, (0,), "decode", dims)
     plan = make_plan([request], build_selector(), model="m", device=probe("cpu"), dtype="float32")
