@@ -212,8 +212,9 @@ def test_three_sequences_that_come_and_go_do_not_notice(nano: Path, tmp_path: Pa
 def test_a_provider_that_differs_each_time_is_marked(
     nano: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    recorder = _recorder(tmp_path)
-    _run(nano, Long("kda_decode", 4, Noise()), recorder)
+    recorder, before = _recorder(tmp_path), _Caches()
+    _run(nano, Long("kda_decode", 4, Noise()), before, recorder, _Caches.After(before))
+    assert before.looks == recorder.step + 1, "what the repetition computed differently stayed in the caches"
     case = load_case(recorder.files[0])
     assert (case.op, case.origin["layer"], case.origin["step"], case.origin["repeats"]) == ("kda_decode", 4, 3, False)
     assert "step 3 gave something else when run again" in caplog.text
@@ -226,6 +227,13 @@ def test_a_fault_that_does_not_come_back_is_told_not_recorded(
     _run(nano, Long("kda_decode", 4, Once()), recorder)
     assert recorder.files == []
     assert "step 3 is not finite, but was when run again: when=step:3 records it" in caplog.text
+
+
+def test_a_part_is_named_rather_than_the_whole(nano: Path, tmp_path: Path) -> None:
+    recorder = _recorder(tmp_path, ops="kda_[dr]*")
+    _run(nano, Long("kda_recurrent", 4, _poison), recorder, ops="kda_decode=composed")
+    case = load_case(recorder.files[0])
+    assert (case.op, case.origin["part_of"], case.origin["layer"]) == ("kda_recurrent", "kda_decode", 4)
 
 
 def test_only_the_operators_asked_for_are_recorded(

@@ -120,11 +120,11 @@ def test_steady_decoding_copies_once_in_a_while() -> None:
     assert repeater.trail._buffer.nbytes == 2 * harness.arena.layout.slot_bytes
 
 
-def _decode_step(states: Tensor, **changes: Any) -> Step:
+def _decode_step(**changes: Any) -> Step:
     """Step 1 of two sequences; it does nothing."""
     slots, context = np.array([2, 1], np.int32), np.array([7, 5], np.int32)
     fields: dict[str, Any] = {"num_decodes": 2, "slots": slots, "context_lens": context, "new_lens": np.ones(2, int)}
-    fields |= {"states": states, "kv": (), "kv_rows": torch.zeros(2, dtype=torch.int64), "moved": False}
+    fields |= {"kv": (), "kv_rows": torch.zeros(2, dtype=torch.int64), "moved": False}
     return Step(run=lambda: torch.zeros(2, 4), **{**fields, **changes})
 
 
@@ -142,11 +142,20 @@ def _decode_step(states: Tensor, **changes: Any) -> Step:
     ids=["the next step", "pages moved", "another order", "another slot", "a token missed", "a prefill", "an engine"],
 )
 def test_only_the_next_step_of_the_same_sequences_continues(changes: dict[str, Any], copies: int) -> None:
-    repeater, states = Repeater(), torch.zeros(4, 8, dtype=torch.uint8)
-    for step in (_decode_step(states), _decode_step(states, **{"context_lens": np.array([8, 6], np.int32), **changes})):
+    repeater, grown = Repeater(), np.array([8, 6], np.int32)
+    first = _decode_step(states=torch.zeros(4, 8, dtype=torch.uint8))
+    for step in (first, _decode_step(**{"states": first.states, "context_lens": grown, **changes})):
         repeater.stepping(step)
         repeater.stepped(step, step.run())
     assert repeater.copies == copies
+
+
+def test_the_step_after_one_that_failed_begins_anew() -> None:
+    repeater = Repeater()
+    first = _decode_step(states=torch.zeros(4, 8, dtype=torch.uint8))
+    repeater.stepping(first)
+    repeater.stepping(_decode_step(states=first.states, context_lens=np.array([8, 6], np.int32)))
+    assert repeater.copies == 2
 
 
 def test_a_step_that_failed_is_not_part_of_a_trail() -> None:
