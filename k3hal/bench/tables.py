@@ -104,11 +104,12 @@ def dump_tables(report: Mapping[str, Any]) -> list[Table]:
         for result in report["results"]
         for arm, times in result["arms"].items()
     ]
-    rounds = f"{report['settings']['rounds']} rounds of {report['block']} steps"
+    title = f"{name.replace(' ', ', ')}: a decode step with `K3HAL_DUMP` armed and silent"
+    rounds = f"{report['settings']['rounds']} rounds of {report['block']} steps: median (least to most)"
     return [
         Table(
             f"dump {name}",
-            f"{name.replace(' ', ', ')}: a decode step with `K3HAL_DUMP` armed and silent, {rounds}: median (least to most)",
+            f"{title}, {rounds}",
             ("concurrency", "arm", "step ms", "ratio"),
             rows,
             [f"Limit of nonfinite {report['limit']}.", where(report)],

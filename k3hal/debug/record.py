@@ -24,6 +24,7 @@ from k3hal.errors import InputError
 
 logger = logging.getLogger("k3hal.debug.record")
 
+
 class Recorder:
     """The observer behind `K3HAL_DUMP` and `op dump`. `files` are the cases written so far.
 
@@ -45,8 +46,8 @@ class Recorder:
         self._fired_in = -1
         self._weights = Weights()
         self._trail = StepTrail() if spec.when == "nonfinite" else None
-        self._looking = False
-        self._found: tuple[Case, Mapping[str, Tensor]] | None = None
+        self._found: list[tuple[Case, Mapping[str, Tensor]]] | None = None
+        """What the repetition under way has found; None while there is none."""
 
     def bound(self, place: Place, decision: Decision, fn: Callable[..., Any]) -> Callable[..., Any]:
         op = decision.call.op
@@ -107,32 +108,33 @@ class Recorder:
             return fn  # its parts are watched, and name the fault more closely
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if not self._looking or self._found:
+            found = self._found
+            if found is None or found:
                 return fn(*args, **kwargs)
             before = site.mutated_rows(args, kwargs)
             returned = fn(*args, **kwargs)
-            if self._found is None and not all_finite(returned):
+            if not found and not all_finite(returned):
                 named = site.named(args, kwargs)
-                self._found = site.case(named, self._origin(), before), site.outputs(returned, named)
+                found.append((site.case(named, self._origin(), before), site.outputs(returned, named)))
             return returned
 
         return watched
 
     def _repeat(self, trail: StepTrail, step: Step, hidden: Tensor) -> None:
         """Run the step, which has just given `hidden`, again; record the first call of it that is not finite."""
-        self._found = None
+        found: list[tuple[Case, Mapping[str, Tensor]]] = []
         try:
             with trail.rewound() as live:
-                self._looking = True
+                self._found = found
                 again = step.run()
                 repeats = same_bytes(again, hidden) and live.hold_still()
         except Exception:
             logger.exception("step %d is not finite, but failed when run again: nothing is recorded of it", self.step)
             return
         finally:
-            self._looking = False
-        if self._found is not None:
-            self._fired(*self._found, repeats)
+            self._found = None
+        if found:
+            self._fired(*found[0], repeats)
         elif all_finite(again):
             logger.warning(
                 "step %d is not finite, but was when run again: when=step:%d records it as it is", self.step, self.step

@@ -93,7 +93,9 @@ class SavedCaches:
         last = steps[-1]
         rows = torch.cat([step.kv_rows for step in steps])
         rows = rows[rows >= 0]
-        places = [(cache, (rows // cache.shape[1], rows % cache.shape[1])) for cache in map(_bits, last.kv)]
+        places: list[tuple[Tensor, tuple[Tensor, ...]]] = [
+            (cache, (rows // cache.shape[1], rows % cache.shape[1])) for cache in map(_bits, last.kv)
+        ]
         places.append((last.states, (_index(last.slots, last.states.device),)))
         self._saved = [(cache, index, cache[index]) for cache, index in places]
 

@@ -20,7 +20,7 @@ from k3hal.debug.record import Recorder, all_finite
 from k3hal.debug.shadow import Shadow, parse_shadow
 from k3hal.debug.target import Target
 from k3hal.dispatch.assemble import build_selector
-from k3hal.dispatch.call import DimValue, Phase
+from k3hal.dispatch.call import DimValue
 from k3hal.dispatch.errors import UsageError
 from k3hal.dispatch.observe import Observer, Place, observers, observing
 from k3hal.dispatch.plan import OpRequest, make_plan

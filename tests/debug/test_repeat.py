@@ -19,7 +19,7 @@ from k3hal.debug.dump_spec import parse_dump
 from k3hal.debug.memory import same_bytes
 from k3hal.debug.record import Recorder
 from k3hal.debug.shadow import Shadow, parse_shadow
-from k3hal.dispatch.observe import Observer, Place, Step, observing
+from k3hal.dispatch.observe import Observer, Place, Step, is_repetition, observing
 from k3hal.dispatch.select import Decision
 from k3hal.llm import LLM
 from k3hal.model.write import write_preset
@@ -57,7 +57,7 @@ class Long:
             return fn
         return lambda *args, **kwargs: self.change(fn(*args, **kwargs), self._lengths >= LENGTH)
 
-    def prepared(self, *_: Any) -> None:
+    def prepared(self, place: Place, decision: Decision, given: Mapping[str, Any], prepared: Mapping[str, Any]) -> None:
         pass
 
     def _noted(self, site: Site, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -153,7 +153,9 @@ def test_a_chunk_of_a_prompt_finds_the_state_of_the_chunks_before(nano: Path, tm
 
             return call
 
-        def prepared(self, *_: Any) -> None:
+        def prepared(
+            self, place: Place, decision: Decision, given: Mapping[str, Any], prepared: Mapping[str, Any]
+        ) -> None:
             pass
 
     recorder, live = _recorder(tmp_path / "a"), _recorder(tmp_path / "b", "step:1", "kda_prefill")
@@ -173,7 +175,7 @@ class _Caches:
     def bound(self, place: Place, decision: Decision, fn: Callable[..., Any]) -> Callable[..., Any]:
         return fn
 
-    def prepared(self, *_: Any) -> None:
+    def prepared(self, place: Place, decision: Decision, given: Mapping[str, Any], prepared: Mapping[str, Any]) -> None:
         pass
 
     def stepping(self, step: Step) -> None:
@@ -249,7 +251,7 @@ def test_only_the_operators_asked_for_are_recorded(
 
 def test_a_repetition_that_fails_is_told(nano: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def fragile(out: Tensor, rows: Tensor) -> Tensor:
-        if rows.any() and recorder._looking:
+        if rows.any() and is_repetition():
             raise RuntimeError("out of something")
         return _poison(out, rows)
 

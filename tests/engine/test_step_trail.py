@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from k3hal.debug.memory import same_bytes
 from k3hal.debug.step_trail import LENGTH, StepTrail
-from k3hal.dispatch.observe import Step, is_repetition, observing
+from k3hal.dispatch.observe import Place, Step, is_repetition, observing
+from k3hal.dispatch.select import Decision
 from k3hal.sampling_params import SamplingParams
 
 from .fold_model import VOCAB
@@ -29,10 +31,10 @@ class Repeater:
         self.found = torch.zeros(0)
         self.repeated = self.runs = self.copies = 0
 
-    def bound(self, place: Any, decision: Any, fn: Any) -> Any:
+    def bound(self, place: Place, decision: Decision, fn: Callable[..., Any]) -> Callable[..., Any]:
         return fn
 
-    def prepared(self, *_: Any) -> None:
+    def prepared(self, place: Place, decision: Decision, given: Mapping[str, Any], prepared: Mapping[str, Any]) -> None:
         pass
 
     def stepping(self, step: Step) -> None:
@@ -59,7 +61,7 @@ class Repeater:
         self.repeated += 1
 
 
-def _harness(**sizes: int) -> tuple[Harness, Repeater]:
+def _harness(**sizes: Any) -> tuple[Harness, Repeater]:
     repeater = Repeater()
     with observing(repeater):
         return Harness(**sizes), repeater
@@ -176,9 +178,14 @@ def test_a_repetition_that_fails_leaves_the_caches_as_they_were() -> None:
     harness.step()
     harness.step()
     before = harness.arena.pages.clone()
-    with pytest.raises(RuntimeError, match="half-way"), repeater.trail.rewound():
-        assert not torch.equal(harness.arena.pages, before)
-        raise RuntimeError("half-way")
+
+    def half_way() -> None:
+        with repeater.trail.rewound():
+            assert not torch.equal(harness.arena.pages, before)
+            raise RuntimeError("half-way")
+
+    with pytest.raises(RuntimeError, match="half-way"):
+        half_way()
     assert torch.equal(harness.arena.pages, before)
     harness.run()
     assert harness.tokens("a") == greedy_by_hand([2, 3, 4], LONG, 61)[0]
