@@ -35,11 +35,21 @@ __device__ __forceinline__ int unit_of(const Gemm& a, int m, int warp, int exper
   group = min(group, groups - 1) + (GATE ? m * groups : 0);
   return (expert * groups * (GATE ? 2 : 1) + group) * blocks;
 }
-__device__ __forceinline__ float fast_activation(float gate, float up, float beta, float linear_beta) {
-  float sigmoid = __fdividef(1, 1 + __expf(-gate));
-  if (beta == 0) return gate * sigmoid * up;
-  return beta * fast_tanh(__fdividef(gate, beta)) * sigmoid * (linear_beta * fast_tanh(__fdividef(up, linear_beta)));
-}
+// The activation of accumulators, in as few instructions as it takes: they are repeated for every eight choices of every
+// height.
+struct Activation {
+  float gate_scale, up_scale, out;
+  bool capped;  // SiTU
+  __device__ __forceinline__ explicit Activation(const Gemm& a) : capped(a.beta != 0) {
+    gate_scale = capped ? RESCALE / a.beta : RESCALE, up_scale = capped ? RESCALE / a.linear_beta : RESCALE;
+    out = capped ? a.beta * a.linear_beta : 1;
+  }
+  __device__ __forceinline__ float operator()(float gate, float up) const {
+    float x = gate * gate_scale, y = up * up_scale;
+    float p = capped ? fast_tanh(x) : x, q = capped ? fast_tanh(y) : y;
+    return __fdividef(p * q * out, 1 + fast_exp2(gate * (-1.44269504f * RESCALE)));
+  }
+};
 
 // A warpgroup's results, by way of shared memory, to the rows of its slots.
 template <bool GATE, int N>
@@ -48,6 +58,7 @@ __device__ __forceinline__ void finish(
   const int lane = threadIdx.x & 31, t = lane & 3, warp = threadIdx.x >> 5 & 3, group = threadIdx.x >> 7;
   late(chunk), late(slots), late(length);
   const uint32_t to = out + (lane & 7) * OUT_ROW<GATE> + warp * 32 + (lane >> 3 & 1) * 16 + (lane >> 4) * 128;
+  const Activation activation(a);
   stores_read();
   meet(group);
 #pragma unroll
@@ -56,7 +67,7 @@ __device__ __forceinline__ void finish(
       float h[4];
 #pragma unroll
       for (int c = 0; c < 4; c++)
-        h[c] = fast_activation(acc[0][i * 4 + c] * RESCALE, acc[1][i * 4 + c] * RESCALE, a.beta, a.linear_beta);
+        h[c] = activation(acc[0][i * 4 + c], acc[1][i * 4 + c]);
       write_matrices(to + i * 8 * OUT_ROW<GATE>, pair(h[0], h[1]), pair(h[2], h[3]));
     } else {
       uint4 two = read4(slots + (i * 8 + 2 * t) * 8);
@@ -209,7 +220,8 @@ __device__ __forceinline__ void produce(
   }
 }
 
-// With tiles of all heights in one kernel ptxas gives up and puts a wait behind every product (its note C7512).
+// Few heights: each has 20 to 30 KiB of instructions, which blocks go through in no order. With all of them in one kernel
+// ptxas gives up and puts a wait behind every product (its note C7512).
 template <bool GATE, bool WIDE> __global__ void __launch_bounds__(384, 1) tall_kernel(const __grid_constant__ Gemm a, int repeat) {
   SHARED_MEMORY(memory);
   constexpr int S = STAGES<WIDE>, T = TALLEST<WIDE>;
@@ -266,11 +278,9 @@ template <bool GATE, bool WIDE> __global__ void __launch_bounds__(384, 1) tall_k
         else CONSUME(128);
       } else {
         if (length <= 32) CONSUME(32);
-        else if (length <= 56) CONSUME(56);
-        else if (length <= 64) CONSUME(64);
+        else if (length <= 48) CONSUME(48);
         else if (length <= 72) CONSUME(72);
         else if (length <= 80) CONSUME(80);
-        else if (length <= 88) CONSUME(88);
         else CONSUME(96);
       }
 #undef CONSUME
