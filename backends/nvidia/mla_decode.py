@@ -29,7 +29,7 @@ def _kernels(fp8: bool, index: int) -> tuple[Kernel, Kernel, int]:
     macros = (f"FP8={int(fp8)}",)
     processors = torch.cuda.get_device_properties(index).multi_processor_count
     attend = kernel("mla_decode", "attend", macros, SHARED, index)
-    return attend, kernel("mla_decode", "merge", macros, 0, index), processors
+    return attend, kernel("mla_decode", "merge", macros, 0, index, split_as_before=True), processors
 
 
 def _supports(call: Call) -> Answer:
