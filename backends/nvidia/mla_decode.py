@@ -15,6 +15,8 @@ from k3hal.dispatch.call import Answer, Call, No, Yes
 LOG2_E = 1.4426950408889634
 MOST_HEADS, RANK, ROPE, ROWS, CHANNELS = 16, 512, 64, 64, 128
 THREADS, MERGE_THREADS, SHARED = 384, 512, 227 << 10
+FEW_SPLITS = 36
+"""Up to so many chunks one program merges all channels of a head."""
 LEAST_CHUNK = 512
 """Rows of a chunk, if its sequence is not so long that every multiprocessor would get more than one."""
 
@@ -73,5 +75,6 @@ def mla_decode(q: Tensor, kv_cache: Tensor, page_table: Tensor, seq_lens: Tensor
     )  # fmt: skip
     attend.launch((min(count * splits, processors), 1), THREADS, arguments)
     if splits > 1:
-        merge.launch((count * heads, kv_lora // CHANNELS), MERGE_THREADS, arguments, overlapped=True)
+        pieces = 1 if splits <= FEW_SPLITS else kv_lora // CHANNELS
+        merge.launch((count * heads, pieces), MERGE_THREADS, arguments, overlapped=True)
     return out

@@ -489,29 +489,32 @@ extern "C" __global__ void __launch_bounds__(WORKERS + FETCHERS * 32, 1) attend(
   }
 }
 
-// 128 channels of one head of one sequence: its chunks' results weighted by their sums of exponentials. Every warp has
-// some chunks, AT_ONCE of them on their way together, and a sum relative to the largest exponent among its own.
+// All channels of one head of one sequence, or 128 of them where the grid says so: chunks' results weighted by their sums
+// of exponentials. A warp has 128 channels of some chunks, AT_ONCE of them on their way together, and a sum relative to
+// the largest exponent among its own.
 constexpr int MERGERS = 16, AT_ONCE = 9;
 extern "C" __global__ void __launch_bounds__(MERGERS * 32) merge(Arguments a) {
   __shared__ float4 sums[MERGERS][32];
   __shared__ float tops[MERGERS], totals[MERGERS];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n = blockIdx.x / a.heads, h = blockIdx.x % a.heads;
+  const int sharers = MERGERS / 4 * gridDim.y, mine = warp % sharers, channels = warp / sharers + blockIdx.y;
   const int length = a.lengths[n], chunk = chunk_of(length, a.least, a.most);
+  // Every program waits, those with nothing to do too: what follows may start once they are all over.
+  asm volatile("griddepcontrol.wait;" ::: "memory");
   if (length <= chunk) return;
   const int count = (length + chunk - 1) / chunk;
   const long long unit = (long long)n * a.max_splits * a.heads + h;
   const float* lse = a.lse + unit;
-  const float4* from = (const float4*)(a.partial + unit * RANK) + blockIdx.y * 32 + lane;
+  const float4* from = (const float4*)(a.partial + unit * RANK) + channels * 32 + lane;
   const long long stride = (long long)a.heads * RANK / 4;
-  asm volatile("griddepcontrol.wait;" ::: "memory");
   float4 acc = make_float4(0, 0, 0, 0);
   float top = -INFINITE, total = 0;
-  for (int first = warp; first < count; first += MERGERS * AT_ONCE) {
+  for (int first = mine; first < count; first += sharers * AT_ONCE) {
     float4 x[AT_ONCE];
     float w[AT_ONCE], higher = top;
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++) {
-      const int s = first + i * MERGERS;
+      const int s = first + i * sharers;
       w[i] = s < count ? lse[s * a.heads] : -INFINITE;
       x[i] = s < count ? from[s * stride] : make_float4(0, 0, 0, 0);
     }
@@ -540,13 +543,12 @@ extern "C" __global__ void __launch_bounds__(MERGERS * 32) merge(Arguments a) {
     totals[warp] = total;
   }
   __syncthreads();
-  if (warp > 0) return;
-#pragma unroll
-  for (int w = 1; w < MERGERS; w++) top = fmaxf(top, tops[w]);
+  if (mine > 0) return;
+  for (int w = warp + 1; w < warp + sharers; w++) top = fmaxf(top, tops[w]);
   acc = make_float4(0, 0, 0, 0);
   total = 0;
-#pragma unroll
-  for (int w = 0; w < MERGERS; w++) {
+#pragma unroll 4
+  for (int w = warp; w < warp + sharers; w++) {
     const float weight = exp2_of(tops[w] - top);
     const float4 x = sums[w][lane];
     total += weight * totals[w];
@@ -557,5 +559,5 @@ extern "C" __global__ void __launch_bounds__(MERGERS * 32) merge(Arguments a) {
   }
   const float r = 1 / total;
   const uint2 packed = make_uint2(bf16_pair(acc.x * r, acc.y * r), bf16_pair(acc.z * r, acc.w * r));
-  *(uint2*)(a.out + ((long long)n * a.heads + h) * RANK + blockIdx.y * 128 + lane * 4) = packed;
+  *(uint2*)(a.out + ((long long)n * a.heads + h) * RANK + channels * 128 + lane * 4) = packed;
 }
