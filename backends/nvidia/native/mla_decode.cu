@@ -14,6 +14,9 @@ using uint64_t = unsigned long long;
 #ifndef FP8
 #define FP8 0
 #endif
+#ifndef BY_HAND
+#define BY_HAND 0
+#endif
 
 constexpr int RANK = 512, ENTRY = 576, WARPS = 8, WORKERS = WARPS * 32, HEADS = 16, HALF = ENTRY / 2, STEPS = HALF / 16;
 // A worker's rows of a tile come in UNITS of 8. Rows are 16 bytes apart from being whole banks, so that 8 of them do not
@@ -248,8 +251,13 @@ __device__ float take_queries(uint32_t (&q)[STEPS][4], const uint8_t* queries, i
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       const uint2 x = *(const uint2*)(from + 8 * h * QUERY_PITCH + s * 32);
-      q[s][h] = factors(low(x.x) * shrunk, high(x.x) * shrunk);
-      q[s][2 + h] = factors(low(x.y) * shrunk, high(x.y) * shrunk);
+      if (BY_HAND && s % 2) {
+        q[s][h] = factors(low(x.x) * shrunk, low(x.y) * shrunk);
+        q[s][2 + h] = factors(high(x.x) * shrunk, high(x.y) * shrunk);
+      } else {
+        q[s][h] = factors(low(x.x) * shrunk, high(x.x) * shrunk);
+        q[s][2 + h] = factors(low(x.y) * shrunk, high(x.y) * shrunk);
+      }
     }
   return __uint_as_float((uint32_t)(127 + exponent) << 23);
 #else
@@ -271,14 +279,16 @@ __device__ float4 score(const uint32_t (&q)[STEPS][4], uint32_t at, uint32_t res
     read4(b, at + i * 64);
 #pragma unroll
     for (int c = 0; c < 4; c++) {
-      widen(b[c], first, last);
+      if (BY_HAND && c % 2) spread(b[c], first, last);
+      else widen(b[c], first, last);
       multiply(c & 1 ? y : x, q[4 * i + c], first, last);
     }
   }
   read2(rest, rest_at);
 #pragma unroll
   for (int c = 0; c < 2; c++) {
-    widen(rest[c], first, last);
+    if (BY_HAND && c % 2) spread(rest[c], first, last);
+    else widen(rest[c], first, last);
     multiply(c ? y : x, q[STEPS - 2 + c], first, last);
   }
 #else
@@ -289,7 +299,9 @@ __device__ float4 score(const uint32_t (&q)[STEPS][4], uint32_t at, uint32_t res
     multiply(y, q[2 * i + 1], b[2], b[3]);
   }
 #endif
-  return make_float4((x[0] + y[0]) * grown, (x[1] + y[1]) * grown, (x[2] + y[2]) * grown, (x[3] + y[3]) * grown);
+#pragma unroll
+  for (int i = 0; i < 4; i++) x[i] = (FP8 && BY_HAND ? fmaf(y[i], SPREAD_SCALE, x[i]) : x[i] + y[i]) * grown;
+  return make_float4(x[0], x[1], x[2], x[3]);
 }
 
 // Adds the values of a tile's rows, a warp's 64 channels of them.
