@@ -57,10 +57,11 @@ class _Launches:
 
     def __init__(self) -> None:
         self.noted: list[tuple[str, tuple[int, int], ctypes.Structure]] = []
+        self.threads: list[int] = []
 
     def kernel(self, name: str) -> Any:
         def launch(grid: tuple[int, int], threads: int, arguments: Any, overlapped: bool = False) -> None:
-            assert threads == 256
+            self.threads.append(threads)
             self.noted.append((name, grid, arguments))
 
         return SimpleNamespace(launch=launch)
@@ -76,7 +77,8 @@ def _called(op: Any, provider: Callable[..., torch.Tensor], case: cases.KdaCase)
 
 def _decode_launches(monkeypatch: pytest.MonkeyPatch) -> _Launches:
     launches = _Launches()
-    kernels = kda_decode.Kernels(*map(launches.kernel, ("ring", "clusters", "each")), PROCESSORS)
+    ring, clusters, each = map(launches.kernel, ("ring", "clusters", "each"))
+    kernels = kda_decode.Kernels(ring, clusters, each, PROCESSORS)
     monkeypatch.setattr(kda_decode, "_kernels", lambda _: kernels)
     return launches
 
@@ -110,8 +112,9 @@ def test_a_tactic_is_what_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _prefill_launches(monkeypatch: pytest.MonkeyPatch, case: cases.KdaCase) -> tuple[_Launches, dict[str, Any]]:
     launches = _Launches()
-    names = ("operands", "carry", "join", "sweep")
-    monkeypatch.setattr(kda_prefill, "_kernels", lambda _: (*map(launches.kernel, names), PROCESSORS))
+    operands, carry, join, sweep = map(launches.kernel, ("operands", "carry", "join", "sweep"))
+    kernels = kda_prefill.Kernels(operands, carry, join, sweep, 512, 384, PROCESSORS)
+    monkeypatch.setattr(kda_prefill, "_kernels", lambda *_: kernels)
     return launches, _called(prefill_operator, kda_prefill.kda_prefill, case)
 
 
@@ -123,6 +126,7 @@ def test_only_long_sequences_are_cut_into_segments(monkeypatch: pytest.MonkeyPat
     parts = 1000 // 96 + 1
     expected = [("operands", (12, 32)), ("carry", (12, parts)), ("join", (96, 1)), ("sweep", (12, parts + 1))]
     assert [(name, grid) for name, grid, _ in long.noted] == expected
+    assert long.threads == [256, 512, 256, 384]
     swept = long.noted[3][2]
     assert (swept.length, swept.segments, swept.tokens, swept.places) == (96, parts, 1000, 32)
     assert swept.state == inputs["state"].data_ptr()
@@ -185,17 +189,21 @@ def test_arguments_are_those_of_the_kernel_file(file: str, structure: type[ctype
 
 @compiles
 @pytest.mark.parametrize(
-    ("file", "kernels"), [("kda_decode", 3), ("kda_operands", 1), ("kda_sweep", 2), ("kda_join", 1)]
-)
+    ("file", "macros", "kernels"),
+    [
+        ("kda_decode", (), 3), ("kda_operands", (), 1), ("kda_sweep", ("TILES=2",), 2), ("kda_sweep", ("TILES=1",), 2),
+        ("kda_join", (), 1),
+    ],
+)  # fmt: skip
 def test_kernels_compile_and_keep_their_registers(
-    file: str, kernels: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    file: str, macros: tuple[str, ...], kernels: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if importlib.util.find_spec("triton") is None:
         pytest.skip("what a kernel uses is read by a tool that comes with triton")
     from .triton_compile import _resources
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    stacks = [int(n) for n in re.findall(r"STACK:(\d+)", _resources(library.compiled(file)))]
+    stacks = [int(n) for n in re.findall(r"STACK:(\d+)", _resources(library.compiled(file, macros)))]
     assert len(stacks) == kernels
     # An address or two may lie there; a tile would be hundreds of bytes.
     assert max(stacks) <= 16

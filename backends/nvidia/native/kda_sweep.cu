@@ -1,10 +1,10 @@
 // The states of KDA from chunk to chunk over operands in half precision (kda_operands.cu), and what chunks read of them.
 //
-// A block takes a whole head's state [V, K] through one segment; a warp holds 32 of its rows in registers, where the
-// sums of one product are the left operand of the next. Four warps multiply; four bring the operands of chunks to come
+// A block takes a whole head's state [V, K] through one segment; a warp holds 32 of its rows in registers (16 where TILES
+// is 1), where the sums of one product are the left operand of the next. Four warps (or eight) multiply; four bring the operands of chunks to come
 // into a ring in shared memory, and normalise, gate and store what the chunk before has read. One barrier a chunk.
-// Long sequences are cut into segments: `carry` finds what a segment adds to a state (four warps) and what it makes of
-// one (the others); kda_join.cu the states that segments begin with.
+// Long sequences are cut into segments: `carry` finds what a segment adds to a state and, in as many warps again, what it makes
+// of one; kda_join.cu the states that segments begin with.
 //
 // Half precision holds a state times a power of two, chosen for all of a segment: a token moves a state by at most the
 // size of its correction, and decay and correction together never make it larger.
@@ -13,6 +13,9 @@ using uint16_t = unsigned short;
 using uint32_t = unsigned;
 using Address = uint32_t;
 #define ALL 0xffffffffu
+#ifndef TILES
+#define TILES 2  // Tiles of 16 rows a warp.
+#endif
 __device__ Address address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
 __device__ void load(uint32_t (&r)[4], Address a) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -65,7 +68,8 @@ __device__ float high(uint32_t pair) { return half_to_float((uint16_t)(pair >> 1
 __device__ float sigmoid(float x) { return over(1.0f + exp2_of(-1.4426950408889634f * x)); }
 __device__ float binade(float x) { return __uint_as_float(__float_as_uint(fmaxf(x, 7.888609052210118e-31f)) & 0x7F800000u); }
 
-constexpr int D = 128, C = 32, THREADS = 256, STAGES = 4;
+constexpr int D = 128, C = 32, STAGES = 4;
+constexpr int ROWS = TILES * 16, MATH = D / ROWS * 32, HELP = 128, THREADS = MATH + HELP, BOTH = 2 * MATH;
 constexpr float READ_SCALE = 256.0f, ROOT = 11.313708498984761f;
 // A stage in bytes: rows of 256 bytes are kept 272 apart, those of 64 bytes 80, so that eight of them meet no bank twice.
 constexpr int WIDE = 272, NARROW = 80, TILE = C * WIDE;
@@ -144,18 +148,18 @@ __device__ void bring(const Arguments& a, Address stage, int place, int h, int t
   if (t == 32) copy4(stage + AT_SIZE, a.sizes + (long long)h * a.places + place);
 }
 
-// 32 rows of a state, `held` [two tiles of 16 rows][16 tiles of 8 channels], through a chunk; what is read to `result`.
+// A warp's rows of a state, `held` [tiles of 16 rows][16 tiles of 8 channels], through a chunk; what is read to `result`.
 template <bool READ>
-__device__ void advance(float (&held)[2][16][4], const uint8_t* memory, Address stage, float added_scale, float* result) {
-  const int lane = threadIdx.x % 32, row0 = threadIdx.x / 32 % 4 * 32;
+__device__ void advance(float (&held)[TILES][16][4], const uint8_t* memory, Address stage, float added_scale, float* result) {
+  const int lane = threadIdx.x % 32, row0 = threadIdx.x % MATH / 32 * ROWS;
   const int r8 = lane % 8, odd = lane / 8 % 2 * 8, late = lane / 16 * 8;
   const Address plain = stage + (late + r8) * WIDE + odd * 2;  // tiles: rows 0 and channels 0, 8; rows 8 and the same
-  float added[2][4][4] = {}, read[2][4][4] = {};
+  float added[TILES][4][4] = {}, read[TILES][4][4] = {};
 #pragma unroll
   for (int k = 0; k < 8; k++) {
-    uint32_t left[2][4];
+    uint32_t left[TILES][4];
 #pragma unroll
-    for (int m = 0; m < 2; m++) {
+    for (int m = 0; m < TILES; m++) {
       left[m][0] = halves(held[m][2 * k][0], held[m][2 * k][1]);
       left[m][1] = halves(held[m][2 * k][2], held[m][2 * k][3]);
       left[m][2] = halves(held[m][2 * k + 1][0], held[m][2 * k + 1][1]);
@@ -166,14 +170,14 @@ __device__ void advance(float (&held)[2][16][4], const uint8_t* memory, Address 
       uint32_t right[4];
       load(right, plain + AT_W + j * 16 * WIDE + k * 32);
 #pragma unroll
-      for (int m = 0; m < 2; m++) {
+      for (int m = 0; m < TILES; m++) {
         multiply(added[m][2 * j], left[m], right[0], right[1]);
         multiply(added[m][2 * j + 1], left[m], right[2], right[3]);
       }
       if (READ) {
         load(right, plain + AT_Q + j * 16 * WIDE + k * 32);
 #pragma unroll
-        for (int m = 0; m < 2; m++) {
+        for (int m = 0; m < TILES; m++) {
           multiply(read[m][2 * j], left[m], right[0], right[1]);
           multiply(read[m][2 * j + 1], left[m], right[2], right[3]);
         }
@@ -181,9 +185,9 @@ __device__ void advance(float (&held)[2][16][4], const uint8_t* memory, Address 
     }
   }
   const float factor = *(const float*)(memory + AT_SIZE) * added_scale;
-  uint32_t left[2][2][4];  // [rows][16 tokens]
+  uint32_t left[TILES][2][4];  // [rows][16 tokens]
 #pragma unroll
-  for (int m = 0; m < 2; m++)
+  for (int m = 0; m < TILES; m++)
 #pragma unroll
     for (int j = 0; j < 2; j++) {
       uint32_t u[4];
@@ -202,13 +206,13 @@ __device__ void advance(float (&held)[2][16][4], const uint8_t* memory, Address 
         uint32_t right[4];
         load(right, stage + AT_M + (i * 16 + late + r8) * NARROW + (j * 16 + odd) * 2);
 #pragma unroll
-        for (int m = 0; m < 2; m++) {
+        for (int m = 0; m < TILES; m++) {
           multiply(read[m][2 * i], left[m][j], right[0], right[1]);
           multiply(read[m][2 * i + 1], left[m][j], right[2], right[3]);
         }
       }
 #pragma unroll
-    for (int m = 0; m < 2; m++)
+    for (int m = 0; m < TILES; m++)
 #pragma unroll
       for (int i = 0; i < 4; i++)
 #pragma unroll
@@ -221,7 +225,7 @@ __device__ void advance(float (&held)[2][16][4], const uint8_t* memory, Address 
     for (int b = 0; b < 2; b++) {
       const float2 keep = *(const float2*)(memory + AT_KEEP + ((2 * c + b) * 8 + lane % 4 * 2) * 4);
 #pragma unroll
-      for (int m = 0; m < 2; m++) {
+      for (int m = 0; m < TILES; m++) {
         held[m][2 * c + b][0] *= keep.x;
         held[m][2 * c + b][1] *= keep.y;
         held[m][2 * c + b][2] *= keep.x;
@@ -233,7 +237,7 @@ __device__ void advance(float (&held)[2][16][4], const uint8_t* memory, Address 
       uint32_t right[4];
       load_turned(right, stage + AT_N + (j * 16 + odd + r8) * WIDE + (c * 16 + late) * 2);
 #pragma unroll
-      for (int m = 0; m < 2; m++) {
+      for (int m = 0; m < TILES; m++) {
         multiply(held[m][2 * c], left[m][j], right[0], right[1]);
         multiply(held[m][2 * c + 1], left[m][j], right[2], right[3]);
       }
@@ -243,28 +247,28 @@ __device__ void advance(float (&held)[2][16][4], const uint8_t* memory, Address 
 
 // Where a thread's values of 32 rows lie in a state: two channels at a time.
 #define EACH_PAIR(...)                                                                         \
-  _Pragma("unroll") for (int m = 0; m < 2; m++) _Pragma("unroll") for (int c = 0; c < 16; c++) \
+  _Pragma("unroll") for (int m = 0; m < TILES; m++) _Pragma("unroll") for (int c = 0; c < 16; c++) \
       _Pragma("unroll") for (int e = 0; e < 2; e++) {                                          \
     const int at = (row0 + m * 16 + e * 8 + lane / 4) * D + c * 8 + lane % 4 * 2;              \
     float &x = held[m][c][2 * e], &y = held[m][c][2 * e + 1];                                  \
     __VA_ARGS__                                                                                \
   }
 
-__device__ float sum_of_sizes(const Arguments& a, const Segment& s, int h, float* shared) {
+template <int COUNT> __device__ float sum_of_sizes(const Arguments& a, const Segment& s, int h, float* shared) {
   float total = 0;
-  for (int i = threadIdx.x; i < s.chunks; i += THREADS) total += a.sizes[(long long)h * a.places + s.place + i];
+  for (int i = threadIdx.x; i < s.chunks; i += COUNT) total += a.sizes[(long long)h * a.places + s.place + i];
 #pragma unroll
   for (int d = 16; d; d /= 2) total += __shfl_xor_sync(ALL, total, d);
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = total;
   __syncthreads();
   total = 0;
-  for (int i = 0; i < THREADS / 32; i++) total += shared[i];
+  for (int i = 0; i < COUNT / 32; i++) total += shared[i];
   return total;
 }
 
 // The last three raw inputs of a head's channels to the history, what it held included.
 __device__ void move_history(const Arguments& a, const Segment& s, int h, bool has, int t) {
-  for (int i = t; i < 3 * D; i += 128) {
+  for (int i = t; i < 3 * D; i += HELP) {
     const int channels = 3 * a.heads * D, channel = (i / D * a.heads + h) * D + i % D;
     uint16_t* past = a.conv + (long long)s.slot * a.conv_stride + channel;
     uint16_t x[3];
@@ -274,6 +278,11 @@ __device__ void move_history(const Arguments& a, const Segment& s, int h, bool h
     }
     for (int j = 0; j < 3; j++) past[j * channels] = x[j];
   }
+}
+
+__device__ float most(const float* peaks) {
+  const float peak = fmaxf(fmaxf(peaks[0], peaks[1]), fmaxf(peaks[2], peaks[3]));
+  return MATH == HELP ? peak : fmaxf(peak, fmaxf(fmaxf(peaks[4], peaks[5]), fmaxf(peaks[6], peaks[7])));
 }
 
 // Eight tokens a warp, four channels a lane. A condition a token would keep the next one waiting.
@@ -332,21 +341,22 @@ struct Ending {
 // the last sequence is padding.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) sweep(const Arguments a) {
   extern __shared__ __align__(128) uint8_t memory[];
-  __shared__ float sums[8], peaks[4];
-  const int h = blockIdx.x, segment = blockIdx.y, t = threadIdx.x % 128, lane = threadIdx.x % 32, row0 = t / 32 * 32;
+  __shared__ float sums[THREADS / 32], peaks[8];
+  const int h = blockIdx.x, segment = blockIdx.y, t = threadIdx.x % HELP, lane = threadIdx.x % 32;
+  const int row0 = threadIdx.x % MATH / 32 * ROWS;
   if (segment == a.segments) return clear(a, h, a.starts[a.count], a.tokens);
   const Segment s = segment_of(a, segment);
   if (s.begin >= s.until) return;
   if (s.slot == 0) return clear(a, h, s.begin, s.until);
   const Address ring = address(memory);
   float* results = (float*)(memory + STAGES * STAGE);
-  const bool has = a.known[s.n], multiplies = threadIdx.x < 128;
+  const bool has = a.known[s.n], multiplies = threadIdx.x < MATH;
   float* own = a.state + (long long)s.slot * a.state_stride + (long long)h * D * D;
   const bool cut = a.length && s.end - s.start > a.length;
   const float* from = cut ? a.begins + ((long long)segment * a.heads + h) * D * D : own;
-  const float total = sum_of_sizes(a, s, h, sums);
+  const float total = sum_of_sizes<THREADS>(a, s, h, sums);
   if (multiplies) {
-    float held[2][16][4], peak = 0;
+    float held[TILES][16][4], peak = 0;
     EACH_PAIR({
       const float2 v = cut || has ? *(const float2*)(from + at) : make_float2(0, 0);
       x = v.x, y = v.y;
@@ -356,7 +366,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) sweep(const Arguments a
     for (int d = 16; d; d /= 2) peak = fmaxf(peak, __shfl_xor_sync(ALL, peak, d));
     if (lane == 0) peaks[threadIdx.x / 32] = peak;
     __syncthreads();
-    peak = fmaxf(fmaxf(peaks[0], peaks[1]), fmaxf(peaks[2], peaks[3]));
+    peak = most(peaks);
     const float scale = 16384.0f / binade(D * peak + 2 * C * total);
     EACH_PAIR({ x *= scale, y *= scale; })
     for (int i = 0; i < s.chunks; i++) {
@@ -369,7 +379,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) sweep(const Arguments a
     if (s.until == s.end) EACH_PAIR({ *(float2*)(own + at) = make_float2(x * back, y * back); })
   } else {
     for (int i = 0; i < STAGES - 1; i++) {
-      if (i < s.chunks) bring<true, 128>(a, ring + i * STAGE, s.place + i, h, t);
+      if (i < s.chunks) bring<true, HELP>(a, ring + i * STAGE, s.place + i, h, t);
       commit();
     }
     if (s.until == s.end) move_history(a, s, h, has, t);
@@ -377,13 +387,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) sweep(const Arguments a
     ending.norm = *(const float4*)(a.norm + lane * 4);
     ending.take(a, s, h, 0);
     __syncthreads();
-    const float peak = fmaxf(fmaxf(peaks[0], peaks[1]), fmaxf(peaks[2], peaks[3]));
+    const float peak = most(peaks);
     const float scale = 1.0f / (ROOT * READ_SCALE * (16384.0f / binade(D * peak + 2 * C * total)));
     for (int i = 0; i < s.chunks; i++) {
       arrived<STAGES - 2>();
       __syncthreads();
       const int next = i + STAGES - 1;
-      if (next < s.chunks) bring<true, 128>(a, ring + next % STAGES * STAGE, s.place + next, h, t);
+      if (next < s.chunks) bring<true, HELP>(a, ring + next % STAGES * STAGE, s.place + next, h, t);
       commit();
       if (i) {
         ending.end(a, s, h, i - 1, results + (i - 1) % 2 * (RESULT / 4), scale);
@@ -396,17 +406,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) sweep(const Arguments a
 }
 
 // One segment of one head, but for the last of its sequence: from zero, and from the unit matrix without corrections.
-extern "C" __global__ void __launch_bounds__(THREADS, 1) carry(const Arguments a) {
+extern "C" __global__ void __launch_bounds__(BOTH, 1) carry(const Arguments a) {
   extern __shared__ __align__(128) uint8_t memory[];
-  __shared__ float sums[8];
-  const int h = blockIdx.x, segment = blockIdx.y, part = threadIdx.x / 128, lane = threadIdx.x % 32;
-  const int row0 = threadIdx.x / 32 % 4 * 32;
+  __shared__ float sums[BOTH / 32];
+  const int h = blockIdx.x, segment = blockIdx.y, part = threadIdx.x / MATH, lane = threadIdx.x % 32;
+  const int row0 = threadIdx.x % MATH / 32 * ROWS;
   const Segment s = segment_of(a, segment);
   if (s.begin >= s.until || s.until == s.end || s.slot == 0) return;
   const Address ring = address(memory);
-  const float total = sum_of_sizes(a, s, h, sums);
+  const float total = sum_of_sizes<BOTH>(a, s, h, sums);
   const float scale = 16384.0f / (part ? (float)D : binade(2 * C * total)), back = 1.0f / scale;
-  float held[2][16][4];
+  float held[TILES][16][4];
   EACH_PAIR({
     const int row = at / D;
     const int channel = at % D;
@@ -414,14 +424,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) carry(const Arguments a
     y = part && row == channel + 1 ? scale : 0.0f;
   })
   for (int i = 0; i < STAGES - 1; i++) {
-    if (i < s.chunks) bring<false, THREADS>(a, ring + i * STAGE, s.place + i, h, threadIdx.x);
+    if (i < s.chunks) bring<false, BOTH>(a, ring + i * STAGE, s.place + i, h, threadIdx.x);
     commit();
   }
   for (int i = 0; i < s.chunks; i++) {
     arrived<STAGES - 2>();
     __syncthreads();
     const int next = i + STAGES - 1, stage = i % STAGES * STAGE;
-    if (next < s.chunks) bring<false, THREADS>(a, ring + next % STAGES * STAGE, s.place + next, h, threadIdx.x);
+    if (next < s.chunks) bring<false, BOTH>(a, ring + next % STAGES * STAGE, s.place + next, h, threadIdx.x);
     commit();
     advance<false>(held, memory + stage, ring + stage, part ? 0.0f : scale * (1 / READ_SCALE), nullptr);
   }
