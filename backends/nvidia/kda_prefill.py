@@ -21,6 +21,9 @@ _ROW, _WIDE, _NARROW = 132, 272, 80  # Padded rows in shared memory: of the kern
 OPERANDS = 3 * 35 * 256 + 32 * 256 + 5 * 16 * _WIDE + 32 * _WIDE + 32 * 36 * 4 + 4 * 128 * 4 + 4 * 32 * 4 + 8 * 4
 SWEEP = 4 * (3 * 32 * _WIDE + 128 * _NARROW + 32 * _NARROW + 128 * 4 + 16) + 2 * 32 * _ROW * 4
 JOIN = 2 * 128 * 136 * 4 + 2 * 16 * _ROW * 4
+RECORD = 35344
+"""Bytes of a chunk's operands of one head: W, N, U, what it keeps of a state (with a copy of its size), Q and M."""
+_OFFSETS = (0, 8192, 2 * 8192, 3 * 8192, 3 * 8192 + 528, 4 * 8192 + 528)
 _LEAST_SEGMENTS, _LEAST_CHUNKS = 3, 16
 
 
@@ -78,12 +81,13 @@ class Kernels:
 
 
 @cache
-def _kernels(index: int, tiles: int) -> Kernels:
-    """`tiles` of 16 rows of a state a warp."""
-    carry, sweep = (kernel("kda_sweep", name, (f"TILES={tiles}",), SWEEP, index) for name in ("carry", "sweep"))
+def _kernels(index: int, tiles: int, packed: bool) -> Kernels:
+    """`tiles` of 16 rows of a state a warp; `packed` where all operands of a chunk lie one after the other."""
+    macros = (f"TILES={tiles}", f"PACKED={int(packed)}")
+    carry, sweep = (kernel("kda_sweep", name, macros, SWEEP, index) for name in ("carry", "sweep"))
     threads = 128 // (16 * tiles) * 32
     return Kernels(
-        kernel("kda_operands", "operands", (), OPERANDS, index),
+        kernel("kda_operands", "operands", macros[1:], OPERANDS, index),
         carry,
         kernel("kda_join", "join", (), JOIN, index),
         sweep,
@@ -106,7 +110,7 @@ def segment_length(rows: int, count: int, heads: int, processors: int) -> int:
     return -(-rows // (wanted * CHUNK)) * CHUNK
 
 
-def _of(segments: bool = True, tiles: int = 2) -> Callable[..., Tensor]:
+def _of(segments: bool = True, tiles: int = 2, packed: bool = False) -> Callable[..., Tensor]:
     def kda_prefill(
         qkv: Tensor,
         raw_gate: Tensor,
@@ -134,17 +138,15 @@ def _of(segments: bool = True, tiles: int = 2) -> Callable[..., Tensor]:
         out = torch.empty((rows, heads * dim), dtype=qkv.dtype, device=device)
         if not rows:
             return out
-        kernels = _kernels(qkv.get_device(), tiles)
+        kernels = _kernels(qkv.get_device(), tiles, packed)
         qkv, raw_gate, out_gate = aligned(qkv), aligned(raw_gate), aligned(out_gate)
         past, held = aligned(conv_state), aligned(state)
         count = slots.shape[0]
         places = rows // CHUNK + count
-        # W, U, Q and N of every chunk, and what its queries are to its keys.
-        tile = places * heads * CHUNK * dim * 2
-        halves = torch.empty((places * heads * CHUNK * (4 * dim + CHUNK),), dtype=torch.float16, device=device)
-        w, u, q, n, m = (halves.data_ptr() + i * tile for i in range(5))
-        floats = torch.empty((places * heads * (dim + 1),), dtype=torch.float32, device=device)
-        keep, sizes = floats.data_ptr(), floats.data_ptr() + places * heads * dim * 4
+        chunks = places * heads
+        scratch = torch.empty((chunks * RECORD + chunks * 4,), dtype=torch.uint8, device=device)
+        w, n, u, keep, q, m = (scratch.data_ptr() + i * (1 if packed else chunks) for i in _OFFSETS)
+        sizes = scratch.data_ptr() + chunks * RECORD
         sequences = slots.data_ptr(), cu_seqlens.data_ptr(), has_state.data_ptr()
         if count:
             kernels.operands.launch(
@@ -179,7 +181,13 @@ def _of(segments: bool = True, tiles: int = 2) -> Callable[..., Tensor]:
     return kda_prefill
 
 
+TACTICS = {
+    "whole_sequences": _of(segments=False),
+    "one_tile": _of(tiles=1),
+    "packed": _of(packed=True),
+    "packed_one_tile": _of(packed=True, tiles=1),
+}
 kda_prefill = provides(
     "kda_prefill", name="hopper", needs=Needs(dtypes=("bfloat16",)), supports=_supports, prepare=laid_out,
-    graph_safe=True, tactics={"whole_sequences": _of(segments=False), "one_tile": _of(tiles=1)},
+    graph_safe=True, tactics=TACTICS,
 )(_of())  # fmt: skip

@@ -191,10 +191,16 @@ def test_arguments_are_those_of_the_kernel_file(file: str, structure: type[ctype
 @pytest.mark.parametrize(
     ("file", "macros", "kernels"),
     [
-        ("kda_decode", (), 3), ("kda_operands", (), 1), ("kda_sweep", ("TILES=2",), 2), ("kda_sweep", ("TILES=1",), 2),
+        ("kda_decode", (), 3),
+        ("kda_operands", (), 1),
+        ("kda_operands", ("PACKED=1",), 1),
+        ("kda_sweep", (), 2),
+        ("kda_sweep", ("TILES=1",), 2),
+        ("kda_sweep", ("PACKED=1",), 2),
+        ("kda_sweep", ("TILES=1", "PACKED=1"), 2),
         ("kda_join", (), 1),
     ],
-)  # fmt: skip
+)
 def test_kernels_compile_and_keep_their_registers(
     file: str, macros: tuple[str, ...], kernels: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
