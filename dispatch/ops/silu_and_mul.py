@@ -38,6 +38,7 @@ def samples() -> Iterator[Sample]:
     yield _sample("strided", 5, 16, "float32", {"must", "edge"})
     yield _sample("large", 4, 64, "float32", {"edge", "adversarial"}, spread=1e3)
     yield _sample("kimi_linear_expert", 65, 1024, "bfloat16", {"k3"})
+    yield _sample("kimi_linear_dense_few", 3, 9216, "bfloat16", {"k3"})
     yield _sample("kimi_linear_dense", 2048, 9216, "bfloat16", {"k3", "device"})
 
 

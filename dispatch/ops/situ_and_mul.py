@@ -58,6 +58,7 @@ def samples() -> Iterator[Sample]:
     yield _sample("saturated", 4, 64, "float32", {"edge", "adversarial"}, spread=1e3)
     yield _sample("other_betas", 3, 16, "float32", {"must", "edge", "adversarial"}, spread=8.0, betas=(3.0, 9.0))
     yield _sample("k3_expert_tp8", 65, 384, "bfloat16", {"k3"})
+    yield _sample("k3_dense_few", 3, 33_792, "bfloat16", {"k3"})
     yield _sample("k3_dense", 2048, 33_792, "bfloat16", {"k3", "device"})
 
 
