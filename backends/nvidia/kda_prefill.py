@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -15,11 +16,14 @@ from k3hal.dispatch import Needs, provides
 from k3hal.dispatch.call import Answer, Call
 from k3hal.dispatch.errors import UnsupportedError
 
-CHUNK, THREADS, LEAST_BOUND = 32, 256, -10.0
+CHUNK, THREADS, HELPERS, LEAST_BOUND = 32, 256, 128, -10.0
 _ROW, _WIDE, _NARROW = 132, 272, 80  # Padded rows in shared memory: of the kernel files.
 OPERANDS = 3 * 35 * 256 + 32 * 256 + 5 * 16 * _WIDE + 32 * _WIDE + 32 * 36 * 4 + 4 * 128 * 4 + 4 * 32 * 4 + 8 * 4
 SWEEP = 4 * (3 * 32 * _WIDE + 128 * _NARROW + 32 * _NARROW + 128 * 4 + 16) + 2 * 32 * _ROW * 4
 JOIN = 2 * 128 * 136 * 4 + 2 * 16 * _ROW * 4
+RECORD = 35344
+"""Bytes of a chunk's operands of one head: W, N, U, what it keeps of a state (with a copy of its size), Q and M."""
+_OFFSETS = (0, 8192, 2 * 8192, 3 * 8192, 3 * 8192 + 528, 4 * 8192 + 528)
 _LEAST_SEGMENTS, _LEAST_CHUNKS = 3, 16
 
 
@@ -63,13 +67,34 @@ class JoinArguments(ctypes.Structure):
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The device's kernels, threads of those that sweep, and how many multiprocessors it has."""
+
+    operands: Kernel
+    carry: Kernel
+    join: Kernel
+    sweep: Kernel
+    carry_threads: int
+    sweep_threads: int
+    processors: int
+
+
 @cache
-def _kernels(index: int) -> tuple[Kernel, Kernel, Kernel, Kernel, int]:
-    """Operands, carry, join and sweep, and how many multiprocessors the device has."""
-    processors = torch.cuda.get_device_properties(index).multi_processor_count
-    operands = kernel("kda_operands", "operands", (), OPERANDS, index)
-    carry, sweep = (kernel("kda_sweep", name, (), SWEEP, index) for name in ("carry", "sweep"))
-    return operands, carry, kernel("kda_join", "join", (), JOIN, index), sweep, processors
+def _kernels(index: int, tiles: int, packed: bool) -> Kernels:
+    """`tiles` of 16 rows of a state a warp; `packed` where all operands of a chunk lie one after the other."""
+    macros = (f"TILES={tiles}", f"PACKED={int(packed)}")
+    carry, sweep = (kernel("kda_sweep", name, macros, SWEEP, index) for name in ("carry", "sweep"))
+    threads = 128 // (16 * tiles) * 32
+    return Kernels(
+        kernel("kda_operands", "operands", macros[1:], OPERANDS, index),
+        carry,
+        kernel("kda_join", "join", (), JOIN, index),
+        sweep,
+        2 * threads,
+        threads + HELPERS,
+        torch.cuda.get_device_properties(index).multi_processor_count,
+    )
 
 
 def _supports(call: Call) -> Answer:
@@ -85,7 +110,7 @@ def segment_length(rows: int, count: int, heads: int, processors: int) -> int:
     return -(-rows // (wanted * CHUNK)) * CHUNK
 
 
-def _of(segments: bool) -> Callable[..., Tensor]:
+def _of(segments: bool = True, tiles: int = 2, packed: bool = False) -> Callable[..., Tensor]:
     def kda_prefill(
         qkv: Tensor,
         raw_gate: Tensor,
@@ -113,20 +138,18 @@ def _of(segments: bool) -> Callable[..., Tensor]:
         out = torch.empty((rows, heads * dim), dtype=qkv.dtype, device=device)
         if not rows:
             return out
-        operands, carry, join, sweep, processors = _kernels(qkv.get_device())
+        kernels = _kernels(qkv.get_device(), tiles, packed)
         qkv, raw_gate, out_gate = aligned(qkv), aligned(raw_gate), aligned(out_gate)
         past, held = aligned(conv_state), aligned(state)
         count = slots.shape[0]
         places = rows // CHUNK + count
-        # W, U, Q and N of every chunk, and what its queries are to its keys.
-        tile = places * heads * CHUNK * dim * 2
-        halves = torch.empty((places * heads * CHUNK * (4 * dim + CHUNK),), dtype=torch.float16, device=device)
-        w, u, q, n, m = (halves.data_ptr() + i * tile for i in range(5))
-        floats = torch.empty((places * heads * (dim + 1),), dtype=torch.float32, device=device)
-        keep, sizes = floats.data_ptr(), floats.data_ptr() + places * heads * dim * 4
+        chunks = places * heads
+        scratch = torch.empty((chunks * RECORD + chunks * 4,), dtype=torch.uint8, device=device)
+        w, n, u, keep, q, m = (scratch.data_ptr() + i * (1 if packed else chunks) for i in _OFFSETS)
+        sizes = scratch.data_ptr() + chunks * RECORD
         sequences = slots.data_ptr(), cu_seqlens.data_ptr(), has_state.data_ptr()
         if count:
-            operands.launch(
+            kernels.operands.launch(
                 (heads, places), THREADS,
                 OperandArguments(
                     qkv.data_ptr(), raw_gate.data_ptr(), beta_logits.data_ptr(), conv_weight.data_ptr(),
@@ -135,7 +158,7 @@ def _of(segments: bool) -> Callable[..., Tensor]:
                     count, heads, places, lower_bound,
                 ),
             )  # fmt: skip
-        length = segment_length(rows, count, heads, processors) if segments else 0
+        length = segment_length(rows, count, heads, kernels.processors) if segments else 0
         parts = rows // length + count if length else count
         # What segments begin with, then what each adds to a state and makes of one.
         states = torch.empty((3 if length else 0, parts, heads, dim, dim), dtype=torch.float32, device=device)
@@ -146,10 +169,10 @@ def _of(segments: bool) -> Callable[..., Tensor]:
             out_gate.stride(0), count, rows, heads, parts, length, places, eps,
         )  # fmt: skip
         if length:
-            carry.launch((heads, parts), THREADS, arguments)
+            kernels.carry.launch((heads, parts), kernels.carry_threads, arguments)
             joined = JoinArguments(held.data_ptr(), *sequences, begins, carried, held.stride(0), heads, length)
-            join.launch((heads * 8, count), THREADS, joined)
-        sweep.launch((heads, parts + 1), THREADS, arguments)
+            kernels.join.launch((heads * 8, count), THREADS, joined)
+        kernels.sweep.launch((heads, parts + 1), kernels.sweep_threads, arguments)
         for cache_, copy in ((conv_state, past), (state, held)):
             if copy is not cache_:
                 cache_.copy_(copy)
@@ -158,7 +181,13 @@ def _of(segments: bool) -> Callable[..., Tensor]:
     return kda_prefill
 
 
+TACTICS = {
+    "whole_sequences": _of(segments=False),
+    "one_tile": _of(tiles=1),
+    "packed": _of(packed=True),
+    "packed_one_tile": _of(packed=True, tiles=1),
+}
 kda_prefill = provides(
     "kda_prefill", name="hopper", needs=Needs(dtypes=("bfloat16",)), supports=_supports, prepare=laid_out,
-    graph_safe=True, tactics={"whole_sequences": _of(False)},
-)(_of(True))  # fmt: skip
+    graph_safe=True, tactics=TACTICS,
+)(_of())  # fmt: skip

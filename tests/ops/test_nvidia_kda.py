@@ -57,10 +57,11 @@ class _Launches:
 
     def __init__(self) -> None:
         self.noted: list[tuple[str, tuple[int, int], ctypes.Structure]] = []
+        self.threads: list[int] = []
 
     def kernel(self, name: str) -> Any:
         def launch(grid: tuple[int, int], threads: int, arguments: Any, overlapped: bool = False) -> None:
-            assert threads == 256
+            self.threads.append(threads)
             self.noted.append((name, grid, arguments))
 
         return SimpleNamespace(launch=launch)
@@ -74,14 +75,21 @@ def _called(op: Any, provider: Callable[..., torch.Tensor], case: cases.KdaCase)
     return inputs
 
 
-@pytest.mark.parametrize(("rows", "launched", "grid"), [(1, "few", (48, 1)), (60, "many", (264, 1))])
+def _decode_launches(monkeypatch: pytest.MonkeyPatch) -> _Launches:
+    launches = _Launches()
+    ring, clusters, each = map(launches.kernel, ("ring", "clusters", "each"))
+    kernels = kda_decode.Kernels(ring, clusters, each, PROCESSORS)
+    monkeypatch.setattr(kda_decode, "_kernels", lambda _: kernels)
+    return launches
+
+
+@pytest.mark.parametrize(
+    ("rows", "launched", "grid"), [(1, "clusters", (48, 1)), (3, "ring", (36, 1)), (60, "ring", (264, 1))]
+)
 def test_few_heads_are_spread_over_clusters(
     rows: int, launched: str, grid: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launches = _Launches()
-    monkeypatch.setattr(
-        kda_decode, "_kernels", lambda _: (launches.kernel("many"), launches.kernel("few"), 2 * PROCESSORS)
-    )
+    launches = _decode_launches(monkeypatch)
     case = cases.KdaCase("rows", (1,) * rows, heads=12, head_dim=128)
     inputs = _called(decode_operator, kda_decode.kda_decode, case)
     ((name, used, arguments),) = launches.noted
@@ -92,10 +100,21 @@ def test_few_heads_are_spread_over_clusters(
     assert arguments.conv_stride == inputs["conv_state"].stride(0)
 
 
+def test_a_tactic_is_what_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches = _decode_launches(monkeypatch)
+    case = cases.KdaCase("rows", (1,) * 2, heads=2, head_dim=128)
+    for way in ("ring", "clusters", "each"):
+        _called(decode_operator, kda_decode._of(way), case)
+    assert [(name, grid) for name, grid, _ in launches.noted] == [
+        ("ring", (4, 1)), ("clusters", (8, 2)), ("each", (2, 2))
+    ]  # fmt: skip
+
+
 def _prefill_launches(monkeypatch: pytest.MonkeyPatch, case: cases.KdaCase) -> tuple[_Launches, dict[str, Any]]:
     launches = _Launches()
-    names = ("operands", "carry", "join", "sweep")
-    monkeypatch.setattr(kda_prefill, "_kernels", lambda _: (*map(launches.kernel, names), PROCESSORS))
+    operands, carry, join, sweep = map(launches.kernel, ("operands", "carry", "join", "sweep"))
+    kernels = kda_prefill.Kernels(operands, carry, join, sweep, 512, 384, PROCESSORS)
+    monkeypatch.setattr(kda_prefill, "_kernels", lambda *_: kernels)
     return launches, _called(prefill_operator, kda_prefill.kda_prefill, case)
 
 
@@ -107,6 +126,7 @@ def test_only_long_sequences_are_cut_into_segments(monkeypatch: pytest.MonkeyPat
     parts = 1000 // 96 + 1
     expected = [("operands", (12, 32)), ("carry", (12, parts)), ("join", (96, 1)), ("sweep", (12, parts + 1))]
     assert [(name, grid) for name, grid, _ in long.noted] == expected
+    assert long.threads == [256, 512, 256, 384]
     swept = long.noted[3][2]
     assert (swept.length, swept.segments, swept.tokens, swept.places) == (96, parts, 1000, 32)
     assert swept.state == inputs["state"].data_ptr()
@@ -131,8 +151,10 @@ def test_caches_that_are_not_aligned_are_worked_on_as_copies(monkeypatch: pytest
         assert arguments.state % 16 == 0
         ctypes.c_float.from_address(arguments.state + arguments.state_stride * 4).value = 7.0
 
-    fake, case = SimpleNamespace(launch=launch), cases.KdaCase("one", (1,), heads=1, head_dim=128)
-    monkeypatch.setattr(kda_decode, "_kernels", lambda _: (fake, fake, 2 * PROCESSORS))
+    fake: Any = SimpleNamespace(launch=launch)
+    case = cases.KdaCase("one", (1,), heads=1, head_dim=128)
+    kernels = kda_decode.Kernels(fake, fake, fake, PROCESSORS)
+    monkeypatch.setattr(kda_decode, "_kernels", lambda _: kernels)
     inputs = decode_operator._make(torch.Generator().manual_seed(0), case, "bfloat16")
     slots, size = inputs["state"].shape[0], 128 * 128
     loose = torch.zeros(slots * (size + 1) + 1)[1:].as_strided((slots, 1, 128, 128), (size + 1, size, 128, 1))
@@ -167,17 +189,27 @@ def test_arguments_are_those_of_the_kernel_file(file: str, structure: type[ctype
 
 @compiles
 @pytest.mark.parametrize(
-    ("file", "kernels"), [("kda_decode", 2), ("kda_operands", 1), ("kda_sweep", 2), ("kda_join", 1)]
+    ("file", "macros", "kernels"),
+    [
+        ("kda_decode", (), 3),
+        ("kda_operands", (), 1),
+        ("kda_operands", ("PACKED=1",), 1),
+        ("kda_sweep", (), 2),
+        ("kda_sweep", ("TILES=1",), 2),
+        ("kda_sweep", ("PACKED=1",), 2),
+        ("kda_sweep", ("TILES=1", "PACKED=1"), 2),
+        ("kda_join", (), 1),
+    ],
 )
 def test_kernels_compile_and_keep_their_registers(
-    file: str, kernels: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    file: str, macros: tuple[str, ...], kernels: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if importlib.util.find_spec("triton") is None:
         pytest.skip("what a kernel uses is read by a tool that comes with triton")
     from .triton_compile import _resources
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    stacks = [int(n) for n in re.findall(r"STACK:(\d+)", _resources(library.compiled(file)))]
+    stacks = [int(n) for n in re.findall(r"STACK:(\d+)", _resources(library.compiled(file, macros)))]
     assert len(stacks) == kernels
     # An address or two may lie there; a tile would be hundreds of bytes.
     assert max(stacks) <= 16

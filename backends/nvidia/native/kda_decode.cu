@@ -2,9 +2,10 @@
 //
 // `decode` is for many rows: two blocks a multiprocessor take one head of one row after the other, 64 rows of a state at
 // a time, with the next ones on their way into a ring in shared memory, and the next head's inputs beside it.
-// `decode_few` spreads a head over a cluster of four blocks, which meet for the norm alone.
+// `decode_few` spreads a head over a cluster of four blocks, which meet for the norm alone. `decode_each` has a block for
+// every head of every row.
 //
-// In both, eight lanes share a row of the state, 16 channels each: four times four, 32 apart.
+// In all, eight lanes share a row of the state, 16 channels each: four times four, 32 apart.
 using uint8_t = unsigned char;
 using uint16_t = unsigned short;
 using uint32_t = unsigned;
@@ -397,4 +398,57 @@ extern "C" __global__ void CLUSTER(BLOCKS) __launch_bounds__(THREADS) decode_few
   wait_for_cluster();  // From here on nobody reads the history.
   if (me == 0) inputs.remember(a, h, slot);
   if (t < SLICE / 2) to[t] = normed(read + t * 2, parts[0] + parts[1] + parts[2] + parts[3], a.eps, norm, gate);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) decode_each(const Arguments a) {
+  __shared__ __align__(16) float token[4 * D];
+  __shared__ float read[D], squares[8];
+  const int t = threadIdx.x, warp = t / 32, lane = t % 32, row = warp * 16 + lane / 8, j = lane % 8;
+  const int h = blockIdx.x, n = blockIdx.y, c = t % 64 * 2;
+  const long long slot = a.slots[n];
+  uint32_t words[5] = {};
+  Inputs inputs;
+  auto four = [&](int i, const void* from) { words[i] = *(const uint32_t*)from; };
+  Inputs::weights(a, h, [&](int i, const void* from) { inputs.taps[i] = *(const float2*)from; }, four);
+  const float2 norm = *(const float2*)(a.norm + c);
+  const uint16_t strength = a.beta[n * a.beta_stride + h];
+  uint32_t* to = (uint32_t*)(a.out + ((long long)n * a.heads + h) * D);
+  if (slot == 0) {
+    if (t < 64) to[t] = 0;
+    return;
+  }
+  float4* tile = (float4*)(a.state + slot * a.state_stride + (long long)h * D * D);
+  float4 s[4][4];
+#pragma unroll
+  for (int r = 0; r < 4; r++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) s[r][i] = tile[(row + 4 * r) * (D / 4) + i * 8 + j];
+  Inputs::activations(a, n, h, slot, four);
+  inputs.set(words);
+  inputs.mix(a, token);
+  inputs.remember(a, h, slot);
+  __syncthreads();
+  Token now;
+  now.take(token, j);
+  float v[4], o[4], square = 0;
+#pragma unroll
+  for (int r = 0; r < 4; r++) v[r] = token[2 * D + row + 4 * r];
+  now.step(s, v, strength_of(strength), o);
+#pragma unroll
+  for (int r = 0; r < 4; r++) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) tile[(row + 4 * r) * (D / 4) + i * 8 + j] = s[r][i];
+    square += o[r] * o[r];
+    if (j == 0) read[row + 4 * r] = o[r];
+  }
+  square += __shfl_xor_sync(ALL, square, 8);
+  square += __shfl_xor_sync(ALL, square, 16);
+  if (lane == 0) squares[warp] = square;
+  __syncthreads();
+  if (t < 64) {
+    square = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) square += squares[i];
+    to[t] = normed(read + c, square, a.eps, norm, inputs.gate);
+  }
 }

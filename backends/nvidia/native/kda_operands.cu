@@ -9,6 +9,9 @@ using uint16_t = unsigned short;
 using uint32_t = unsigned;
 using Address = uint32_t;
 #define ALL 0xffffffffu
+#ifndef PACKED
+#define PACKED 0  // A chunk's operands one after the other, in the order of kda_sweep.cu, for a single copy.
+#endif
 __device__ Address address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
 __device__ void load(uint32_t (&r)[4], Address a) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -26,26 +29,22 @@ __device__ void load_turned(uint32_t (&r)[4], Address a) {
 MULTIPLY(multiply, "m16n8k16.row.col.f32.f16.f16.f32")
 MULTIPLY(multiply_bf16, "m16n8k16.row.col.f32.bf16.bf16.f32")
 MULTIPLY(multiply_tf32, "m16n8k8.row.col.f32.tf32.tf32.f32")
-__device__ uint32_t halves(float a, float b) {
-  uint32_t r;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a));
-  return r;
-}
-__device__ uint32_t bf16_pair(float a, float b) {
-  uint32_t r;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a));
-  return r;
-}
-__device__ float exp2_of(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-__device__ float over(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
+#define PAIR_OF(NAME, KIND)                                                                             \
+  __device__ uint32_t NAME(float a, float b) {                                                          \
+    uint32_t r;                                                                                         \
+    asm("cvt.rn." KIND "x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a));                                \
+    return r;                                                                                           \
+  }
+PAIR_OF(halves, "f16")
+PAIR_OF(bf16_pair, "bf16")
+#define FUNCTION(NAME, KIND)                                    \
+  __device__ float NAME(float x) {                              \
+    float y;                                                    \
+    asm(KIND ".approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));     \
+    return y;                                                   \
+  }
+FUNCTION(exp2_of, "ex2")
+FUNCTION(over, "rcp")
 __device__ void copy16(Address to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
@@ -61,6 +60,25 @@ __device__ float to_tf32(float x) { return __uint_as_float(__float_as_uint(x) + 
 constexpr int D = 128, C = 32, HALF = 16, THREADS = 256, PAST = 3;
 constexpr int FLOATS = 132, ROW = 136, SQUARE = 36, TURN = 40;  // Rows in shared memory, padded: no two of eight meet a bank.
 constexpr float LOG2_E = 1.4426950408889634f, READ_SCALE = 256.0f;
+
+// Where an element of a row of D, or of C, lies. PACKED: units of 16 bytes are swapped within a row, so that eight rows
+// meet no bank twice.
+#if PACKED
+constexpr int RECORD = (4 * C * D * 2 + C * C * 2 + D * 4 + 16) / 2;
+#define IN_WIDE(row, column) ((row) * D + (((column) / 8 ^ (row) % 8) * 8 + (column) % 8))
+#define IN_NARROW(row, column) ((row) * C + (((column) / 8 ^ (row) / 2 % 4) * 8 + (column) % 8))
+#define OF_CHUNK(tile, size) ((tile) + out * RECORD)
+#define W_AT(row, column) (a.w + out * RECORD + IN_WIDE(row, column))
+#define U_AT(row, column) (a.u + out * RECORD + IN_NARROW(row, column))
+#define KEEP (a.keep + out * (RECORD / 2))
+#else
+#define IN_WIDE(row, column) (row) * D + column
+#define IN_NARROW(row, column) (row) * C + column
+#define OF_CHUNK(tile, size) ((tile) + out * size)
+#define W_AT(row, column) (a.w + (out * C + row) * D + column)
+#define U_AT(row, column) (a.u + out * C * D + (row) * C + column)
+#define KEEP (a.keep + out * D)
+#endif
 
 struct Arguments {
   const uint16_t *qkv, *raw_gate, *beta;
@@ -203,8 +221,8 @@ __device__ void spread(Shared& s, const uint32_t (&k)[8], const uint32_t (&q)[8]
       early.x *= other.x, early.y *= other.y;
     }
     *(uint32_t*)(s.late + r * ROW + shuffled) = halves(late.x, late.y);
-    *(uint32_t*)(q_out + r * D + c) = halves(ask.x * READ_SCALE, ask.y * READ_SCALE);
-    *(uint32_t*)(n_out + r * D + c) = halves(early.x, early.y);
+    *(uint32_t*)(q_out + IN_WIDE(r, c)) = halves(ask.x * READ_SCALE, ask.y * READ_SCALE);
+    *(uint32_t*)(n_out + IN_WIDE(r, c)) = halves(early.x, early.y);
   }
 }
 
@@ -249,9 +267,7 @@ __device__ void normalise(Shared& s) {
   }
 #pragma unroll
   for (int o = 1; o < 8; o *= 2) {
-    kk += __shfl_xor_sync(ALL, kk, o);
-    qq += __shfl_xor_sync(ALL, qq, o);
-    kq += __shfl_xor_sync(ALL, kq, o);
+    kk += __shfl_xor_sync(ALL, kk, o), qq += __shfl_xor_sync(ALL, qq, o), kq += __shfl_xor_sync(ALL, kq, o);
   }
   if (threadIdx.x % 8 == 0) {
     const float x = rsqrtf(kk + 1e-6f), y = rsqrtf(qq + 1e-6f);
@@ -297,7 +313,7 @@ __device__ void finish(const Arguments& a, Shared& s, long long out, int h, int 
     for (int m = 0; m < 2; m++)
 #pragma unroll
       for (int e = 0; e < 2; e++)
-        *(uint2*)(a.w + (out * C + m * HALF + token + e * 2) * D + c0 + pair * 2) =
+        *(uint2*)W_AT(m * HALF + token + e * 2, c0 + pair * 2) =
             make_uint2(halves(w[m][0][2 * e], w[m][0][2 * e + 1]), halves(w[m][1][2 * e], w[m][1][2 * e + 1]));
   }
   float u[4][4] = {};  // [V, C]: 16 channels, four tiles of eight tokens.
@@ -332,13 +348,16 @@ __device__ void finish(const Arguments& a, Shared& s, long long out, int h, int 
 #pragma unroll
   for (int i = 0; i < 8; i++) most = fmaxf(most, s.most[i]);
   const float size = __uint_as_float(__float_as_uint(fmaxf(most, 7.888609052210118e-31f)) & 0x7F800000u);
-  if (t == 0) a.sizes[(long long)h * a.places + place] = size;
+  if (t == 0) {
+    a.sizes[(long long)h * a.places + place] = size;
+    if (PACKED) KEEP[D] = size;
+  }
   const float scale = READ_SCALE / size;
 #pragma unroll
   for (int b = 0; b < 4; b += 2)
 #pragma unroll
     for (int e = 0; e < 2; e++)
-      *(uint2*)(a.u + out * C * D + (c0 + g + e * 8) * C + b * 8 + pair * 2) =
+      *(uint2*)U_AT(c0 + g + e * 8, b * 8 + pair * 2) =
           make_uint2(halves(u[b][2 * e] * scale, u[b][2 * e + 1] * scale), halves(u[b + 1][2 * e] * scale, u[b + 1][2 * e + 1] * scale));
 }
 
@@ -407,15 +426,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) operands(const Argument
     half_sum = block ? make_float2(0.5f * s1.x, 0.5f * s1.y) : make_float2(0.5f * s0.x, 0.5f * s0.y);
     decay0 = make_float2(exp2_of(s0.x), exp2_of(s0.y));
     decay1 = make_float2(exp2_of(s1.x), exp2_of(s1.y));
-    if (group == 0) *(float2*)(a.keep + out * D + c) = make_float2(decay0.x * decay1.x, decay0.y * decay1.y);
+    if (group == 0) *(float2*)(KEEP + c) = make_float2(decay0.x * decay1.x, decay0.y * decay1.y);
   }
   const float2 root = make_float2(exp2_of(half_sum.x), exp2_of(half_sum.y));
   __syncthreads();
   float2 asks[8];
   if (block)
-    spread<true>(s, k, q, decay, half_sum, root, decay0, row0, c, a.q + out * C * D, a.n + out * C * D, asks);
+    spread<true>(s, k, q, decay, half_sum, root, decay0, row0, c, OF_CHUNK(a.q, C * D), OF_CHUNK(a.n, C * D), asks);
   else
-    spread<false>(s, k, q, decay, half_sum, root, decay1, row0, c, a.q + out * C * D, a.n + out * C * D, asks);
+    spread<false>(s, k, q, decay, half_sum, root, decay1, row0, c, OF_CHUNK(a.q, C * D), OF_CHUNK(a.n, C * D), asks);
   __syncthreads();
   const int g = lane / 4, pair = lane % 4 * 2;
   if (warp < 6) {  // Keys on keys: four tiles of 16 x 8 in the diagonal blocks, two between them.
@@ -437,13 +456,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) operands(const Argument
 #pragma unroll
   for (int i = 0; i < 8; i++) *(float2*)(s.keys.grown + (row0 + i) * FLOATS + c) = asks[i];
   __syncthreads();
-  uint16_t* m = a.m + out * C * C;
+  uint16_t* m = OF_CHUNK(a.m, C * C);
   if (warp == 7) {
     invert_blocks(s, lane);
   } else if (warp == 6) {
 #pragma unroll
     for (int i = 0; i < 4; i++)
-      *(uint32_t*)(m + (i * 4 + lane / 8) * C + HALF + lane % 8 * 2) = 0;
+      *(uint32_t*)(m + IN_NARROW(i * 4 + lane / 8, HALF + lane % 8 * 2)) = 0;
   } else {  // Queries on keys.
     const int of = warp < 4 ? warp / 2 : 1, tile = warp % 2;
     float met[4] = {};
@@ -460,7 +479,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) operands(const Argument
         x = row > column ? x : row == column ? own : 0.0f;
         y = row > column + 1 ? y : row == column + 1 ? own : 0.0f;
       }
-      *(uint32_t*)(m + r * C + (warp < 4 ? of * HALF : 0) + column) = halves(x * READ_SCALE, y * READ_SCALE);
+      *(uint32_t*)(m + IN_NARROW(r, (warp < 4 ? of * HALF : 0) + column)) = halves(x * READ_SCALE, y * READ_SCALE);
     }
   }
   __syncthreads();
