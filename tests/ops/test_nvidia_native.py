@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import re
+import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,6 +87,32 @@ def test_kernels_compile_without_spills(
     assert max(used) <= stack
     assert library.compiled(name, macros) == code
     assert len(list((tmp_path / "k3hal" / "nvidia").iterdir())) == 1
+
+
+class _Driver:
+    """Keeps what a launch is given."""
+
+    def cuLaunchKernelEx(self, how: bytes, handle: object, parameters: Any, extra: None) -> int:
+        address = ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))[0]
+        self.seen = (library._LAUNCH.unpack(how), ctypes.string_at(address, 8))
+        return 0
+
+
+class _Two(ctypes.Structure):
+    _fields_ = (("a", ctypes.c_int), ("b", ctypes.c_float))
+
+
+@pytest.mark.parametrize("arguments", [struct.pack("@if", 7, 0.5), _Two(7, 0.5)])
+def test_launches_take_packed_bytes_and_structures(
+    arguments: bytes | ctypes.Structure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = _Driver()
+    monkeypatch.setattr(library, "_driver", lambda: driver)
+    monkeypatch.setattr(library.torch._C, "_cuda_getCurrentRawStream", lambda index: 40 + index, raising=False)
+    library.Kernel("f", ctypes.c_void_p(1), 96, 2).launch((3, 4), 64, arguments, overlapped=True)
+    how, given = driver.seen
+    assert how == (3, 4, 1, 64, 1, 1, 96, 42, library._OVERLAPPED_AT, 1)
+    assert given == struct.pack("@if", 7, 0.5)
 
 
 @compiles

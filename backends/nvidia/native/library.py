@@ -112,7 +112,7 @@ _ATTRIBUTE = struct.Struct("@i4xi60x")
 _LAUNCH = struct.Struct("@7I4xQQI4x")
 _OVERLAPPED = ctypes.create_string_buffer(_ATTRIBUTE.pack(_AFTER_START, 1), _ATTRIBUTE.size)
 _OVERLAPPED_AT = ctypes.addressof(_OVERLAPPED)
-_One = ctypes.c_char_p * 1
+_Bytes, _Address = ctypes.c_char_p * 1, ctypes.c_void_p * 1
 
 
 @cache
@@ -129,7 +129,9 @@ class Kernel:
     shared: int
     index: int
 
-    def launch(self, grid: tuple[int, int], threads: int, arguments: bytes, overlapped: bool = False) -> None:
+    def launch(
+        self, grid: tuple[int, int], threads: int, arguments: bytes | ctypes.Structure, overlapped: bool = False
+    ) -> None:
         """On the device's current stream. `arguments` is the kernel's one parameter, a struct by value.
 
         An `overlapped` kernel starts as soon as the one before it lets it, and waits itself for what that writes.
@@ -137,7 +139,9 @@ class Kernel:
         stream = torch._C._cuda_getCurrentRawStream(self.index)
         attribute = _OVERLAPPED_AT if overlapped else 0
         how = _LAUNCH.pack(*grid, 1, threads, 1, 1, self.shared, stream, attribute, int(overlapped))
-        status = _driver().cuLaunchKernelEx(how, self.handle, _One(arguments), None)
+        # Packed bytes are the faster way to a struct, a ctypes structure the plainer one.
+        parameters = _Bytes(arguments) if isinstance(arguments, bytes) else _Address(ctypes.addressof(arguments))
+        status = _driver().cuLaunchKernelEx(how, self.handle, parameters, None)
         if status:
             _checked(status, self.name)
 
