@@ -7,11 +7,12 @@ import importlib.util
 import re
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from k3hal.backends.nvidia import attn_res_mix, mla_decode, step_metadata
+from k3hal.backends.nvidia import attn_res_mix, mla_decode
 from k3hal.backends.nvidia.native import library
 from k3hal.dispatch.call import Call, No
 from k3hal.dispatch.device import DeviceDescription
@@ -55,14 +56,12 @@ def test_arguments_are_laid_out_as_the_compiler_lays_them_out() -> None:
     # Pointers and long longs, then ints and floats, without holes.
     assert mla_decode.ARGUMENTS.size == (7 + 4) * 8 + (7 + 1) * 4
     assert attn_res_mix.ARGUMENTS.size == (6 + 4) * 8 + (6 + 2) * 4
-    assert step_metadata.ARGUMENTS.size == (7 + 4) * 8 + 4 * 4
     # Of the driver's header: CUlaunchConfig and CUlaunchAttribute.
     assert library._LAUNCH.size == 56
     assert library._ATTRIBUTE.size == 72
 
 
 KERNELS = [
-    ("step_metadata", [], 0, 1),
     ("mla_decode", ["FP8=0"], 0, 2),
     ("mla_decode", ["FP8=1"], 0, 2),
     ("attn_res_mix", ["DIM=7168", "WORKERS=224", "MOST=8"], 0, 2),
@@ -89,15 +88,6 @@ def test_kernels_compile_without_spills(
     assert len(list((tmp_path / "k3hal" / "nvidia").iterdir())) == 1
 
 
-class _Driver:
-    """Keeps what a launch is given."""
-
-    def cuLaunchKernelEx(self, how: bytes, handle: object, parameters: Any, extra: None) -> int:
-        address = ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))[0]
-        self.seen = (library._LAUNCH.unpack(how), ctypes.string_at(address, 8))
-        return 0
-
-
 class _Two(ctypes.Structure):
     _fields_ = (("a", ctypes.c_int), ("b", ctypes.c_float))
 
@@ -106,11 +96,18 @@ class _Two(ctypes.Structure):
 def test_launches_take_packed_bytes_and_structures(
     arguments: bytes | ctypes.Structure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver = _Driver()
-    monkeypatch.setattr(library, "_driver", lambda: driver)
+    seen: list[Any] = []
+
+    def launched(how: bytes, handle: object, parameters: Any, extra: None) -> int:
+        address = ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))[0]
+        assert address
+        seen.extend([library._LAUNCH.unpack(how), ctypes.string_at(address, 8)])
+        return 0
+
+    monkeypatch.setattr(library, "_driver", lambda: SimpleNamespace(cuLaunchKernelEx=launched))
     monkeypatch.setattr(library.torch._C, "_cuda_getCurrentRawStream", lambda index: 40 + index, raising=False)
     library.Kernel("f", ctypes.c_void_p(1), 96, 2).launch((3, 4), 64, arguments, overlapped=True)
-    how, given = driver.seen
+    how, given = seen
     assert how == (3, 4, 1, 64, 1, 1, 96, 42, library._OVERLAPPED_AT, 1)
     assert given == struct.pack("@if", 7, 0.5)
 

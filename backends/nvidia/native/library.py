@@ -27,7 +27,7 @@ ARCH = "sm_90a"
 """What these kernels are written for: Hopper, with the instructions that only it has."""
 _SOURCES = Path(__file__).parent
 _OPTIONS = (f"--gpu-architecture={ARCH}", "--std=c++17", "--device-as-default-execution-space")
-_MOST_SHARED, _CARVEOUT, _AFTER_START = 8, 9, 6  # Of the driver's header: two function attributes, one of launches.
+_MOST_SHARED, _AFTER_START = 8, 6  # Of the driver's header: an attribute of functions, one of launches.
 
 
 def supported(call: Call) -> Answer:
@@ -159,19 +159,11 @@ def _module(name: str, macros: tuple[str, ...], index: int) -> ctypes.c_void_p:
 
 
 @cache
-def kernel(
-    name: str, symbol: str, macros: tuple[str, ...], shared: int, index: int, split_as_before: bool = False
-) -> Kernel:
-    """`symbol` of `<name>.cu` on the device with that index, with `shared` bytes of dynamic shared memory.
-
-    `split_as_before` is for one that follows a kernel with much shared memory: a multiprocessor stands still while it
-    divides its memory anew between cache and programs.
-    """
+def kernel(name: str, symbol: str, macros: tuple[str, ...], shared: int, index: int) -> Kernel:
+    """`symbol` of `<name>.cu` on the device with that index, with `shared` bytes of dynamic shared memory."""
     handle: Any = ctypes.c_void_p()
     module = _module(name, macros, index)
     _checked(_driver().cuModuleGetFunction(ctypes.byref(handle), module, symbol.encode()), symbol)
     if shared:
         _checked(_driver().cuFuncSetAttribute(handle, _MOST_SHARED, shared), symbol)
-    if split_as_before:
-        _checked(_driver().cuFuncSetAttribute(handle, _CARVEOUT, 100), symbol)
     return Kernel(symbol, handle, shared, index)

@@ -59,8 +59,8 @@ def step_metadata(
     count, device = new_lens.shape[0], page_table.device
     positions, kv_rows = (torch.empty(num_tokens, dtype=torch.int64, device=device) for _ in range(2))
     cu_seqlens, seq_lens = (torch.empty(n, dtype=torch.int32, device=device) for n in (count + 1, count))
-    padded = triton.next_power_of_2(max(count, 16))
-    grid = (count + 1, min(max(triton.cdiv(num_tokens, BLOCK), 1), MOST_PIECES), 1)
+    padded = 1 << max(count - 1, 15).bit_length()
+    grid = (count + 1, min(max(-(-num_tokens // BLOCK), 1), MOST_PIECES), 1)
     arguments = (
         context_lens, new_lens, page_table, positions, kv_rows, cu_seqlens, seq_lens, context_lens.stride(0),
         new_lens.stride(0), *page_table.stride(), count, num_tokens, page_tokens, padded, BLOCK,
