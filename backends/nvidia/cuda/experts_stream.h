@@ -295,11 +295,15 @@ template <int W, int D> __global__ void __launch_bounds__(W * 32) sum_kernel(con
   };
 #pragma unroll
   for (int i = 0; i < D; i++) fetch();
-  int rank = 0;
+  // Lane i knows which choice is the i-th in the order of experts.
+  int rank = 0, order = 0;
   for (int j = 0; j < top_k; j++) {
     int other = __shfl_sync(~0u, mine, j);
     rank += other >= 0 && other < mine;
   }
+  for (int j = 0; j < top_k; j++)
+    if (__shfl_sync(~0u, mine >= 0 ? rank : -1, j) == lane) order = j;
+  const int used = __popc(__ballot_sync(~0u, mine >= 0));
   wait_for_launch();
   for (int i = threadIdx.x; i < top_k * blocks * 16; i += W * 32) {
     int j = i / (blocks * 16), column = i % (blocks * 16) * 8;
@@ -334,10 +338,8 @@ template <int W, int D> __global__ void __launch_bounds__(W * 32) sum_kernel(con
     __syncthreads();
     if (warp != r % W) continue;
     float sum = 0;
-    for (int i = 0; i < top_k; i++) {
-      unsigned who = __ballot_sync(~0u, mine >= 0 && rank == i);
-      if (who && lane < 16) sum += result[(__ffs(who) - 1) * 16 + lane];
-    }
+#pragma unroll 4
+    for (int i = 0; i < used; i++) sum += result[__shfl_sync(~0u, order, i) * 16 + (lane & 15)];
     if (lane < 16) put((__nv_bfloat16*)a.out + (long)token * a.n + r * 16 + lane, sum);
   }
 }
