@@ -157,7 +157,8 @@ template <bool GATE> __device__ __forceinline__ Source source_of(const Gemm& a, 
 #pragma unroll
   for (int m = 0; m < 2; m++)
     s.codes[m] = (const char*)a.w + ((long)unit_of<GATE>(a, m, p / 64, expert, chunk, blocks) << 10) + p % 64 * 16;
-  s.scales = (const char*)a.scales + ((long)unit_of<GATE>(a, p / 32 & 1, p / 4 & 7, expert, chunk, blocks) << 6) + p % 4 * 16;
+  s.scales =
+      (const char*)a.scales + ((long)unit_of<GATE>(a, p / 32 & 1, p / 4 & 7, expert, chunk, blocks) << 6) + p % 4 * 16;
   s.step = (long)blocks << 11;
   s.clipped = (chunk + 1) * (GATE ? 8 : 16) > a.n / 16;
   return s;
@@ -222,7 +223,8 @@ __device__ __forceinline__ void produce(
 
 // Few heights: each has 20 to 30 KiB of instructions, which blocks go through in no order. With all of them in one kernel
 // ptxas gives up and puts a wait behind every product (its note C7512).
-template <bool GATE, bool WIDE> __global__ void __launch_bounds__(384, 1) tall_kernel(const __grid_constant__ Gemm a, int repeat) {
+template <bool GATE, bool WIDE>
+__global__ void __launch_bounds__(384, 1) tall_kernel(const __grid_constant__ Gemm a, int repeat) {
   SHARED_MEMORY(memory);
   constexpr int S = STAGES<WIDE>, T = TALLEST<WIDE>;
   __shared__ __align__(8) uint64_t barriers[4 * S + 4];
