@@ -129,7 +129,7 @@ inline __nv_bfloat16 __float2bfloat16(float f) {
 template <class T> T __ldg(const T* p) { return *p; }
 inline float __expf(float x) { return expf(x); }
 inline float __fdividef(float a, float b) { return a / b; }
-inline int __ffs(unsigned v) { return __builtin_ffs((int)v); }
+inline int __popc(unsigned v) { return __builtin_popcount(v); }
 inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t s) {
   uint64_t v = (uint64_t)b << 32 | a;
   uint32_t o = 0;

@@ -3,6 +3,7 @@
 
 #include "experts_sort.h"
 #include "experts_stream.h"
+#include "experts_sum.h"
 #include "experts_tall.h"
 
 namespace {
@@ -47,20 +48,30 @@ int experts_combine(
         grid, 128, bytes, true, stream, (const __nv_bfloat16*)parts, ids, stride, top_k, n, to);
   return launch<combine_kernel<float>>(grid, 128, bytes, true, stream, (const float*)parts, ids, stride, top_k, n, to);
 }
-int experts_sum(const Gemm* a, int tokens, void* stream) { return sum_launch<16, 3>(*a, tokens, 1, stream); }
+int experts_sum(const Gemm* a, int tokens, void* stream) { return sum_launch<16, 2>(*a, tokens, 1, stream); }
 int experts_gate_direct(const Gemm* a, int tiles, void* stream) {
-  return stream_launch<true, 0, 1, 7, 1, 2>(*a, tiles, stream);
+  return stream_launch<true, 0, 1, 7, 1, 1>(*a, tiles, stream);
 }
 // Tiles of at most 8 choices, or of 16; of 16 from few rows of w13 and from many.
-int experts_gate_8(const Gemm* a, int tiles, void* stream) { return stream_launch<true, 1, 2, 4, 1, 1>(*a, tiles, stream); }
-int experts_gate_16(const Gemm* a, int tiles, void* stream) {
-  if (a->n <= 1024) return stream_launch<true, 2, 2, 4, 1, 1>(*a, tiles, stream);
-  return stream_launch<true, 2, 4, 4, 1, 1>(*a, tiles, stream);
+int experts_gate_8(const Gemm* a, int tiles, void* stream) {
+  return stream_launch<true, 1, 2, 4, 1, 1>(*a, tiles, stream);
 }
-int experts_flat_8(const Gemm* a, int tiles, int half, void* stream) { return flat_launch<1, 8, 4>(*a, tiles, half, 4, stream); }
-int experts_flat_16(const Gemm* a, int tiles, int half, void* stream) { return flat_launch<2, 4, 6>(*a, tiles, half, 4, stream); }
-int experts_deep_8(const Gemm* a, int tiles, void* stream) { return stream_launch<false, 1, 2, 4, 1, 2>(*a, tiles, stream); }
-int experts_deep_16(const Gemm* a, int tiles, void* stream) { return stream_launch<false, 2, 2, 4, 1, 1>(*a, tiles, stream); }
+int experts_gate_16(const Gemm* a, int tiles, void* stream) {
+  if (a->n <= 1024) return stream_launch<true, 2, 2, 2, 1, 1>(*a, tiles, stream);
+  return stream_launch<true, 2, 2, 4, 1, 1>(*a, tiles, stream);
+}
+int experts_flat_8(const Gemm* a, int tiles, int half, void* stream) {
+  return flat_launch<1, 8, 3>(*a, tiles, half, 2, stream);
+}
+int experts_flat_16(const Gemm* a, int tiles, int half, void* stream) {
+  return flat_launch<2, 4, 6>(*a, tiles, half, 4, stream);
+}
+int experts_deep_8(const Gemm* a, int tiles, void* stream) {
+  return stream_launch<false, 1, 2, 4, 1, 1>(*a, tiles, stream);
+}
+int experts_deep_16(const Gemm* a, int tiles, void* stream) {
+  return stream_launch<false, 2, 2, 2, 1, 1>(*a, tiles, stream);
+}
 int experts_gate_tall(const Gemm* a, int wide, int repeat, int blocks, void* stream) {
   return tall_launch<true>(*a, wide, repeat, blocks, stream);
 }

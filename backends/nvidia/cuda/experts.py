@@ -33,8 +33,8 @@ class Limits:
     expert has up to `eight` on average, for tiles of 16 up to `few`. From `half` choices on, rows are rounded to
     bfloat16 before they are added up in fp32."""
 
-    direct: int = 2
-    eight: float = 2.0
+    direct: int = 4
+    eight: float = 5.0
     few: float = 14.0
     half: int = 8192
 

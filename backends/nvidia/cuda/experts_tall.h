@@ -143,48 +143,22 @@ __device__ __forceinline__ void consume(
   }
 }
 
-// Where a thread of the producers finds a chunk's units: 16 bytes of row blocks p / 64, p / 64 + 2, ..., `step` apart, and
-// of one row block's scales.
-struct Source {
-  const char* codes[2];
-  const char* scales;
-  long step;
-  bool clipped;  // the chunk has row blocks that are not there
-};
-template <bool GATE> __device__ __forceinline__ Source source_of(const Gemm& a, int expert, int chunk, int blocks) {
-  const int p = threadIdx.x & 127;
-  Source s;
-#pragma unroll
-  for (int m = 0; m < 2; m++)
-    s.codes[m] = (const char*)a.w + ((long)unit_of<GATE>(a, m, p / 64, expert, chunk, blocks) << 10) + p % 64 * 16;
-  s.scales = (const char*)a.scales + ((long)unit_of<GATE>(a, p / 32 & 1, p / 4 & 7, expert, chunk, blocks) << 6) + p % 4 * 16;
-  s.step = (long)blocks << 11;
-  s.clipped = (chunk + 1) * (GATE ? 8 : 16) > a.n / 16;
-  return s;
-}
-// Block `block` of a chunk's units.
+// Block `block` of a chunk's units; thread p copies 16 bytes of the row blocks p / 64, p / 64 + 2, ...
 template <bool GATE, bool WIDE>
 __device__ __forceinline__ void produce_w(
-    const Gemm& a, Ring<WIDE>& ring, const Source& s, int expert, int chunk, int block, int blocks) {
+    const Gemm& a, Ring<WIDE>& ring, int expert, int chunk, int block, int blocks) {
   const int p = threadIdx.x & 127;
   barrier_wait(ring.empty + ring.stage * 8, ring.phase ^ 1);
   const uint32_t to = ring.base + ring.stage * W_BYTES;
 #pragma unroll
-  for (int m = 0; m < 2; m++) {
-    const char* from = s.codes[m] + ((long)block << 10);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const int mine = p / 64 + 2 * i;
-      if (s.clipped) {
-        long unit = unit_of<GATE>(a, m, mine, expert, chunk, blocks) + block;
-        copy16(to + (m * 8 + mine) * UNIT + p % 64 * 16, (const char*)a.w + (unit << 10) + p % 64 * 16);
-      } else {
-        // Down's second four row blocks of eight belong to the second warpgroup, 8 further on: see `unit_of`.
-        copy16(to + (m * 8 + mine) * UNIT + p % 64 * 16, from + (i + (GATE || i < 2 ? 0 : 2)) * s.step);
-      }
-    }
+  for (int i = 0; i < 8; i++) {
+    int mine = p / 64 + 2 * i, unit = unit_of<GATE>(a, mine / 8, mine % 8, expert, chunk, blocks) + block;
+    copy16(to + mine * UNIT + p % 64 * 16, (const char*)a.w + ((long)unit << 10) + p % 64 * 16);
   }
-  if (p < 64) copy16(to + p / 4 * UNIT + 1024 + p % 4 * 16, s.scales + ((long)block << 6));
+  if (p < 64) {
+    int mine = p / 4, unit = unit_of<GATE>(a, mine / 8, mine % 8, expert, chunk, blocks) + block;
+    copy16(to + mine * UNIT + 1024 + p % 4 * 16, (const char*)a.scales + ((long)unit << 6) + p % 4 * 16);
+  }
   copies_arrive(ring.full + ring.stage * 8);
   ring.next();
 }
@@ -201,9 +175,8 @@ __device__ __forceinline__ void produce(
     int choice = __ldg(a.rows + start + min(row + 8 * i, length - 1));
     from[i] = (uint32_t)((GATE ? choice / a.top_k : choice) * (a.x_stride >> 3)) + part;
   }
-  Source source = source_of<GATE>(a, expert, chunk, blocks);
   for (int block = 0; block < blocks; block++) {
-    produce_w<GATE, WIDE>(a, w, source, expert, chunk, block, blocks);
+    produce_w<GATE, WIDE>(a, w, expert, chunk, block, blocks);
     barrier_wait(ring.empty + ring.stage * 8, ring.phase ^ 1);
     const uint32_t base = ring.base + ring.stage * X_BYTES<WIDE> + to;
     const int bytes = block * 128 + part * 8 < a.k ? 16 : 0;
@@ -213,16 +186,14 @@ __device__ __forceinline__ void produce(
     copies_arrive(ring.full + ring.stage * 8);
     ring.next();
   }
-  for (int r = 1; r < repeat; r++) {
-    source = source_of<GATE>(a, expert, chunk + r, blocks);
-    for (int block = 0; block < blocks; block++)
-      produce_w<GATE, WIDE>(a, w, source, expert, chunk + r, block, blocks);
-  }
+  for (int r = 1; r < repeat; r++)
+    for (int block = 0; block < blocks; block++) produce_w<GATE, WIDE>(a, w, expert, chunk + r, block, blocks);
 }
 
 // Few heights: each has 20 to 30 KiB of instructions, which blocks go through in no order. With all of them in one kernel
 // ptxas gives up and puts a wait behind every product (its note C7512).
-template <bool GATE, bool WIDE> __global__ void __launch_bounds__(384, 1) tall_kernel(const __grid_constant__ Gemm a, int repeat) {
+template <bool GATE, bool WIDE>
+__global__ void __launch_bounds__(384, 1) tall_kernel(const __grid_constant__ Gemm a, int repeat) {
   SHARED_MEMORY(memory);
   constexpr int S = STAGES<WIDE>, T = TALLEST<WIDE>;
   __shared__ __align__(8) uint64_t barriers[4 * S + 4];

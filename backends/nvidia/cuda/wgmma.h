@@ -1,3 +1,5 @@
+// `wgmma` of 64 rows, N columns and a depth of 16: d += a b, with a in registers and b in shared memory.
+#pragma once
 template <int N> struct Wgmma;
 template <> struct Wgmma<16> {
   static __device__ __forceinline__ void go(float (&d)[8], const uint32_t (&a)[4], uint64_t b) {
