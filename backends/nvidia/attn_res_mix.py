@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+import struct
 from collections.abc import Callable
 from functools import cache
 
@@ -14,20 +14,13 @@ from k3hal.dispatch import Needs, provides
 from k3hal.dispatch.call import Answer, Call, No, Yes
 from k3hal.dispatch.errors import UnsupportedError
 
-DIM, SPREAD, SLOTS, FEW_ROWS = 7168, 4, 15, 256
+DIM, SPREAD, SLOTS, FEW_ROWS = 7168, 4, 15, 48
 MOST_BLOCKS, WIDE_BLOCKS = 8, 15
 """Stored blocks that threads of two sizes can hold."""
 
 
-class Arguments(ctypes.Structure):
-    """`struct Arguments` of the kernel file."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("prefix", "blocks", "out", "delta", "norm", "key")),
-        *((name, ctypes.c_longlong) for name in ("prefix_row", "delta_row", "block_stride", "block_row")),
-        *((name, ctypes.c_int) for name in ("rows", "count", "reset", "add", "store", "has_norm")),
-        *((name, ctypes.c_float) for name in ("eps", "out_eps")),
-    )
+ARGUMENTS = struct.Struct("@6Q4q6i2f")
+"""`struct Arguments` of the kernel file: pointers, strides, numbers."""
 
 
 def _supports(call: Call) -> Answer:
@@ -85,7 +78,7 @@ def _up_to(few_rows: int) -> Callable[..., Tensor]:
         norm, key = out if out_weight is None else _aligned(out_weight), _aligned(key_weight)
         few = rows <= few_rows
         launched, threads, processors = _kernel(few, num_blocks > MOST_BLOCKS, prefix.get_device())
-        arguments = Arguments(
+        arguments = ARGUMENTS.pack(
             own_prefix.data_ptr(), own_blocks.data_ptr(), out.data_ptr(), added.data_ptr(), norm.data_ptr(),
             key.data_ptr(), own_prefix.stride(0), added.stride(0), own_blocks.stride(0), own_blocks.stride(1),
             rows, num_blocks, reset, delta is not None, store, out_weight is not None, eps, out_eps,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+import struct
 from functools import cache
 
 import torch
@@ -14,20 +14,15 @@ from k3hal.dispatch.call import Answer, Call, No, Yes
 
 LOG2_E = 1.4426950408889634
 MOST_HEADS, RANK, ROPE, ROWS, CHANNELS = 16, 512, 64, 64, 128
-THREADS, MERGE_THREADS, SHARED = 384, 256, 227 << 10
+THREADS, MERGE_THREADS, SHARED = 384, 512, 227 << 10
+FEW_SPLITS = 36
+"""Up to so many chunks one program merges all channels of a head."""
 LEAST_CHUNK = 512
 """Rows of a chunk, if its sequence is not so long that every multiprocessor would get more than one."""
 
 
-class Arguments(ctypes.Structure):
-    """`struct Arguments` of the kernel file."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("q", "cache", "table", "lengths", "out", "partial", "lse")),
-        *((name, ctypes.c_longlong) for name in ("q_row", "q_head", "page_bytes", "table_row")),
-        *((name, ctypes.c_int) for name in ("count", "heads", "page", "max_splits", "least", "most", "aligned")),
-        ("scale", ctypes.c_float),
-    )
+ARGUMENTS = struct.Struct("@7Q4q7if")
+"""`struct Arguments` of the kernel file: pointers, strides, numbers."""
 
 
 @cache
@@ -36,7 +31,7 @@ def _kernels(fp8: bool, index: int) -> tuple[Kernel, Kernel, int]:
     macros = (f"FP8={int(fp8)}",)
     processors = torch.cuda.get_device_properties(index).multi_processor_count
     attend = kernel("mla_decode", "attend", macros, SHARED, index)
-    return attend, kernel("mla_decode", "merge", macros, processors * 4, index), processors
+    return attend, kernel("mla_decode", "merge", macros, 0, index, split_as_before=True), processors
 
 
 def _supports(call: Call) -> Answer:
@@ -72,7 +67,7 @@ def mla_decode(q: Tensor, kv_cache: Tensor, page_table: Tensor, seq_lens: Tensor
     # Sums of chunks, and then the logarithm of each one's sum of exponentials.
     scratch = torch.empty(count * splits * heads * (kv_lora + 1), dtype=torch.float32, device=q.device)
     logarithms = scratch.data_ptr() + count * splits * heads * kv_lora * 4
-    arguments = Arguments(
+    arguments = ARGUMENTS.pack(
         q.data_ptr(), kv_cache.data_ptr(), page_table.data_ptr(), seq_lens.data_ptr(), out.data_ptr(),
         scratch.data_ptr(), logarithms, q.stride(0), q.stride(1), page_bytes, page_table.stride(0),
         count, heads, page, splits, LEAST_CHUNK, processors, (page_bytes | kv_cache.data_ptr()) % 16 == 0,
@@ -80,5 +75,6 @@ def mla_decode(q: Tensor, kv_cache: Tensor, page_table: Tensor, seq_lens: Tensor
     )  # fmt: skip
     attend.launch((min(count * splits, processors), 1), THREADS, arguments)
     if splits > 1:
-        merge.launch((count * heads, kv_lora // CHANNELS), MERGE_THREADS, arguments, overlapped=True)
+        pieces = 1 if splits <= FEW_SPLITS else kv_lora // CHANNELS
+        merge.launch((count * heads, pieces), MERGE_THREADS, arguments, overlapped=True)
     return out

@@ -96,6 +96,27 @@ def dispatch_tables(report: Mapping[str, Any]) -> list[Table]:
     ]
 
 
+def dump_tables(report: Mapping[str, Any]) -> list[Table]:
+    """What an armed recorder costs."""
+    name = f"{report['model']['name']} {report['dtype']}"
+    rows = [
+        (str(result["concurrency"]), arm, _spread(times["step"], 1e3), _spread(times["ratio"], 1.0, digits=3))
+        for result in report["results"]
+        for arm, times in result["arms"].items()
+    ]
+    title = f"{name.replace(' ', ', ')}: a decode step with `K3HAL_DUMP` armed and silent"
+    rounds = f"{report['settings']['rounds']} rounds of {report['block']} steps: median (least to most)"
+    return [
+        Table(
+            f"dump {name}",
+            f"{title}, {rounds}",
+            ("concurrency", "arm", "step ms", "ratio"),
+            rows,
+            [f"Limit of nonfinite {report['limit']}.", where(report)],
+        )
+    ]
+
+
 def where(report: Mapping[str, Any]) -> str:
     """One line about machine, versions and date."""
     machine, versions = report["machine"], report["versions"]
@@ -157,8 +178,10 @@ def _references(report: Mapping[str, Any]) -> list[str]:
     return [f"Operators left to their reference: {', '.join(slow)}."] if slow else []
 
 
-def _spread(spread: Mapping[str, float], scale: float, unit: str = "") -> str:
-    median, low, high = (_number(spread[key] * scale) for key in ("median", "min", "max"))
+def _spread(spread: Mapping[str, float], scale: float, unit: str = "", digits: int | None = None) -> str:
+    """`digits` after the point, else three that matter."""
+    values = [spread[key] * scale for key in ("median", "min", "max")]
+    median, low, high = (_number(value) if digits is None else f"{value:.{digits}f}" for value in values)
     return f"{median}{unit} ({low} to {high})"
 
 

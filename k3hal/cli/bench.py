@@ -89,6 +89,44 @@ def bench_dispatch(
     return 0 if report["within_limit"] else 1
 
 
+@app.command("dump")
+def bench_dump(
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="Checkpoint directory; default: a small built-in one.")
+    ] = None,
+    dtype: DType = None,
+    ops: Ops = None,
+    concurrency: Annotated[
+        str, typer.Option("--concurrency", metavar="N,...", help="How many requests at once.")
+    ] = "1,16",
+    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", metavar="N", help="Tokens of each prompt.")] = 32,
+    repeat: Annotated[int, typer.Option("--repeat", metavar="R", help="Rounds; each arm has one block in each.")] = 21,
+    save: Save = None,
+    as_json: Json = False,
+) -> int:
+    """Measure, on the CPU, what K3HAL_DUMP costs a decode step of MODEL while it does not fire.
+
+    Exits with 1 when `when=nonfinite` costs more than its limit.
+    """
+    from k3hal.bench.dump import SCHEMA, DumpBench
+    from k3hal.bench.dump import bench_dump as measure
+    from k3hal.bench.save import check_targets, tables_of
+
+    check_targets(save or [])
+    settings = DumpBench(
+        model=model,
+        dtype=dtype or "auto",
+        ops=ops,
+        concurrency=_numbers(concurrency),
+        prompt_tokens=prompt_tokens,
+        rounds=repeat,
+    )
+    report = measure(settings, _say)
+    tables = tables_of({"schema": SCHEMA, **report})
+    _put_out(SCHEMA, report, [t.text() for t in tables], save, as_json)
+    return 0 if report["within_limit"] else 1
+
+
 def _put_out(
     schema: str, report: Mapping[str, Any], texts: list[str], targets: list[Path] | None, as_json: bool
 ) -> None:

@@ -51,7 +51,6 @@ def dump(
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
     with llm:
         llm.generate([token_ids(text, prompt, llm.tokenizer)], params)
-    recorder.finish()
     if as_json:
         print_json("k3hal.op_dump/1", {"condition": when, "steps": recorder.step + 1, "files": recorder.files})
     else:

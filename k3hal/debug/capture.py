@@ -55,47 +55,26 @@ class Site:
         self._defaults = self.operator.parameters_with_defaults
         order = list(self._defaults)
         self._rewritten = [(order.index(name), name) for name in _READ_AND_WRITTEN.get(self.op, ())]
-        self.rewrites = bool(self._rewritten)
-        index = _index_of(self.op) if self.rewrites else None
+        index = _index_of(self.op) if self._rewritten else None
         self._index = None if index is None else (order.index(index), index)
-        self.rewritten_caches = tuple((place.layer, name) for _, name in self._rewritten)
-        self._buffers: dict[str, Tensor] = {}
 
     def named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """A call's arguments by name, defaults filled in."""
         return {**self._defaults, **dict(zip(self._defaults, args, strict=False)), **kwargs}
 
-    @property
-    def index_name(self) -> str:
-        """The argument that says which cache rows a call rewrites; empty where arguments are rewritten whole."""
-        return "" if self._index is None else self._index[1]
-
-    def index(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-        """The cache rows a call rewrites; None where arguments are rewritten whole."""
-        if self._index is None:
-            return None
-        at, name = self._index
-        return args[at] if at < len(args) else kwargs[name]
-
     def mutated_rows(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Copies of what a call is about to overwrite and also reads, as little as possible.
+        """Copies of what a call is about to overwrite and also reads, as little as possible."""
 
-        They are good until the site's next call: fresh memory for every call would cost more than the copy.
-        """
-        index = self.index(args, kwargs)
-        out = {}
-        for at, name in self._rewritten:
-            value = args[at] if at < len(args) else kwargs.get(name)
-            if value is not None:
-                out[name] = self._copied(name, value, index)
-        return out
+        def given(at: int, name: str) -> Tensor | None:
+            return args[at] if at < len(args) else kwargs.get(name)
 
-    def _copied(self, name: str, value: Tensor, index: Tensor | None) -> Tensor:
-        rows = value.shape[0] if index is None else index.shape[0]
-        buffer = self._buffers.get(name)
-        if buffer is None or buffer.shape[0] != rows or buffer.shape[1:] != value.shape[1:]:
-            buffer = self._buffers[name] = value.new_empty((rows, *value.shape[1:]))
-        return buffer.copy_(value) if index is None else torch.index_select(value, 0, index, out=buffer)
+        index = None if self._index is None else given(*self._index)
+        values = {name: given(at, name) for at, name in self._rewritten}
+        return {
+            name: value.clone() if index is None else torch.index_select(value, 0, index)
+            for name, value in values.items()
+            if value is not None
+        }
 
     def case(self, named: Mapping[str, Any], origin: Mapping[str, Any], before: Mapping[str, Tensor]) -> Case:
         """The call as a case, copied to the CPU; caches are cut to what the call uses.

@@ -16,16 +16,13 @@ from k3hal.debug.case_file import save_case
 from k3hal.debug.dump_spec import DumpSpec
 from k3hal.debug.golden import golden
 from k3hal.debug.judge import judge
-from k3hal.debug.state_trail import Rewriters, StateTrail
-from k3hal.dispatch.observe import Place
+from k3hal.debug.memory import same_bytes
+from k3hal.debug.step_trail import StepTrail
+from k3hal.dispatch.observe import Place, Step, is_repetition
 from k3hal.dispatch.select import Decision
+from k3hal.errors import InputError
 
 logger = logging.getLogger("k3hal.debug.record")
-
-JOINS = ("attn_res_mix", "rms_norm")
-"""Outside the layers, these take every sub-layer's result into the residual stream."""
-JOINS_PER_LOOK = 4
-"""How often the residual stream is looked at: more often costs time, less often keeps more activations in memory."""
 
 
 class Recorder:
@@ -33,7 +30,11 @@ class Recorder:
 
     An engine step begins with its `step_metadata` call. Under `nonfinite` and `diverge` only the first call of a step
     that fires is recorded: what comes after it is its consequence. Recording never changes what the model computes; a
-    file that cannot be written, or one too many, ends recording with a warning.
+    file that cannot be written, or one too many, ends it with a warning.
+
+    Under `nonfinite` nothing is kept of a call: what is not finite stays in the residual stream, so that looking at a
+    step's result misses nothing that reaches the answer. A step that fires is repeated from the caches it found
+    (`step_trail`), and its calls are looked at then.
     """
 
     def __init__(self, spec: DumpSpec) -> None:
@@ -44,32 +45,31 @@ class Recorder:
         self._stopped = False
         self._fired_in = -1
         self._weights = Weights()
-        self._last_join: Any = None
-        self._joins = 0
-        self._rewriters = Rewriters()
-        self._pending: list[tuple[Site, Any, Any, Mapping[str, Tensor] | tuple[StateTrail, int], Any]] = []
+        self._trail = StepTrail() if spec.when == "nonfinite" else None
+        self._found: list[tuple[Case, Mapping[str, Tensor]]] | None = None
+        """What the repetition under way has found; None while there is none."""
 
     def bound(self, place: Place, decision: Decision, fn: Callable[..., Any]) -> Callable[..., Any]:
         op = decision.call.op
         if self.spec.covers(op):
             fn = self._watched(Site(place, decision, self._weights), fn)
-        elif self.spec.when == "nonfinite":
-            if op == place.op and place.layer is None and op in JOINS:
-                fn = self._join(fn)
-            fn = self._unrecorded(Site(place, decision, self._weights), fn)
         return self._counted(fn) if op == place.op == "step_metadata" else fn
 
     def prepared(self, place: Place, decision: Decision, given: Mapping[str, Any], prepared: Mapping[str, Any]) -> None:
         self._weights.remember(place, prepared, given)
 
-    def finish(self) -> None:
-        """Look at the last step, which no further step follows."""
-        self._look()
+    def stepping(self, step: Step) -> None:
+        if self._trail is not None and not self._stopped:
+            self._trail.add(step)
+
+    def stepped(self, step: Step, hidden: Tensor) -> None:
+        if self._trail is not None and not self._stopped:
+            self._trail.done()
+            if not all_finite(hidden):
+                self._repeat(self._trail, step, hidden)
 
     def _counted(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*args: Any, **kwargs: Any) -> Any:
-            if self._pending:
-                self._look()
             self.step += 1
             return fn(*args, **kwargs)
 
@@ -83,7 +83,7 @@ class Recorder:
         wanted = self.spec.number
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if self.step != wanted:
+            if self.step != wanted or is_repetition():
                 return fn(*args, **kwargs)
             return self._recorded(site, fn, args, kwargs)
 
@@ -94,6 +94,8 @@ class Recorder:
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             nonlocal calls
+            if is_repetition():
+                return fn(*args, **kwargs)
             calls += 1
             if calls % every:
                 return fn(*args, **kwargs)
@@ -104,102 +106,53 @@ class Recorder:
     def _nonfinite(self, site: Site, fn: Callable[..., Any]) -> Callable[..., Any]:
         if site.decision.composed and all(map(self.spec.covers, site.decision.parts)):
             return fn  # its parts are watched, and name the fault more closely
-        if site.index_name and site.place.phase == "decode" and not site.decision.composed:
-            return self._decoding(site, fn)
-        pending, joins = self._pending, _is_join(site)
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            returned = fn(*args, **kwargs)
-            pending.append((site, args, kwargs, {}, returned))
-            return returned
-
-        def watched_with_state(*args: Any, **kwargs: Any) -> Any:
+            found = self._found
+            if found is None or found:
+                return fn(*args, **kwargs)
             before = site.mutated_rows(args, kwargs)
-            self._rewritten(site)
             returned = fn(*args, **kwargs)
-            pending.append((site, args, kwargs, before, returned))
-            if joins:
-                self._joined(returned)
-            return returned
-
-        return watched_with_state if site.rewrites else watched
-
-    def _decoding(self, site: Site, fn: Callable[..., Any]) -> Callable[..., Any]:
-        trail = StateTrail(site, fn, self._rewriters)
-        pending = self._pending
-
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            number = trail.add(args, kwargs, self.step)
-            returned = fn(*args, **kwargs)
-            pending.append((site, args, kwargs, (trail, number), returned))
+            if not found and not all_finite(returned):
+                named = site.named(args, kwargs)
+                found.append((site.case(named, self._origin(), before), site.outputs(returned, named)))
             return returned
 
         return watched
 
-    def _unrecorded(self, site: Site, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Not recorded, but what it rewrites may be what a recorded call finds."""
-        if not site.rewrites:
-            return fn
-
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            self._rewritten(site)
-            return fn(*args, **kwargs)
-
-        return watched
-
-    def _rewritten(self, site: Site) -> None:
-        if site.op == "copy_pages":
-            self._rewriters.forget()
+    def _repeat(self, trail: StepTrail, step: Step, hidden: Tensor) -> None:
+        """Run the step, which has just given `hidden`, again; record the first call of it that is not finite."""
+        found: list[tuple[Case, Mapping[str, Tensor]]] = []
+        try:
+            with trail.rewound() as live:
+                self._found = found
+                again = step.run()
+                repeats = same_bytes(again, hidden) and live.hold_still()
+        except Exception:
+            logger.exception("step %d is not finite, but failed when run again: nothing is recorded of it", self.step)
+            return
+        finally:
+            self._found = None
+        if found:
+            self._fired(*found[0], repeats)
+        elif all_finite(again):
+            logger.warning(
+                "step %d is not finite, but was when run again: when=step:%d records it as it is", self.step, self.step
+            )
         else:
-            self._rewriters.claim(site)
+            logger.warning("step %d is not finite, but no call of %s gave that", self.step, self.spec.ops)
 
-    def _join(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """A join of the residual stream that is not itself recorded, but looked at."""
-
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            returned = fn(*args, **kwargs)
-            self._joined(returned)
-            return returned
-
-        return watched
-
-    def _joined(self, returned: Any) -> None:
-        self._last_join = returned
-        self._joins += 1
-        if self._joins % JOINS_PER_LOOK == 0:
-            self._look()
-
-    def _look(self) -> None:
-        """If the last join is not finite, look through the calls since the last look; forget them in any case.
-
-        What is not finite stays in the residual stream, so that looking there alone misses nothing that reaches the
-        answer and costs a fraction of looking at every call.
-        """
-        if not all_finite(self._last_join) and self._first_of_step():
-            for call in self._pending:
-                if not all_finite(call[-1]):
-                    self._fired(*call)
-                    break
-        self._pending.clear()
-        self._last_join = None
-
-    def _fired(
-        self, site: Site, args: Any, kwargs: Any, found: Mapping[str, Tensor] | tuple[StateTrail, int], returned: Any
-    ) -> None:
-        origin = self._origin()
-        if isinstance(found, tuple):
-            trail, number = found
-            found, repeats = trail.before(number, returned)
-            origin["repeats"] = repeats
-            if not repeats:
-                logger.warning(
-                    "%s gave something else when run again: its recorded state may not be what it was", site.op
-                )
-        named = site.named(args, kwargs)
-        self._write(site.case(named, origin, found), site.outputs(returned, named))
+    def _fired(self, case: Case, outputs: Mapping[str, Tensor], repeats: bool) -> None:
+        if not repeats:
+            logger.warning(
+                "step %d gave something else when run again: the recorded %s is of that run", self.step, case.op
+            )
+        self._write(dataclasses.replace(case, origin={**case.origin, "repeats": repeats}), outputs)
 
     def _diverge(self, site: Site, fn: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any, **kwargs: Any) -> Any:
+            if is_repetition():
+                return fn(*args, **kwargs)
             named = site.named(args, kwargs)
             case = site.case(named, self._origin(), {})
             returned = fn(*args, **kwargs)
@@ -235,14 +188,15 @@ class Recorder:
             logger.warning("recording stops: the next case would exceed %.3g GB", self.spec.max_bytes / 1e9)
             return
         name = f"{len(self.files):05d}-{case.op}-{case.name}-step{self.step}.k3case"
-        path = save_case(case, self.spec.folder / name)
+        try:
+            path = save_case(case, self.spec.folder / name)
+        except InputError as error:
+            self._stopped = True
+            logger.warning("recording stops: %s", error)
+            return
         self._bytes += size
         self.files.append(str(path))
         logger.warning("recorded %s (%s) in %s", case.op, self.spec.when, path)
-
-
-def _is_join(site: Site) -> bool:
-    return site.op in JOINS and site.place.op == site.op and site.place.layer is None
 
 
 def all_finite(returned: Any) -> bool:

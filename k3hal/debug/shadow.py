@@ -12,7 +12,7 @@ from k3hal.debug import shadow_figures
 from k3hal.debug.capture import Site, Weights
 from k3hal.debug.golden import golden
 from k3hal.debug.judge import judge
-from k3hal.dispatch.observe import Place
+from k3hal.dispatch.observe import Place, is_repetition
 from k3hal.dispatch.registry import operator_names
 from k3hal.dispatch.select import Decision
 from k3hal.dispatch.words import nearest
@@ -59,6 +59,8 @@ class Shadow:
 
         def shadowed(*args: Any, **kwargs: Any) -> Any:
             nonlocal calls
+            if is_repetition():
+                return fn(*args, **kwargs)
             calls += 1
             if calls % every:
                 return fn(*args, **kwargs)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from k3hal.dispatch.observe import Step, step_observers
 from k3hal.engine.batch import build_batch
 from k3hal.engine.cache.arena import CacheArena
 from k3hal.engine.cache.interface import PageCopies
@@ -29,7 +30,10 @@ class StepModel(Protocol):
 
 
 class ModelRunner:
-    """Owns the model, the arena and the sampler. `step_metadata` and `copy_pages` are the bound operators."""
+    """Owns the model, the arena and the sampler. `step_metadata` and `copy_pages` are the bound operators.
+
+    The step observers in force when it is made are told of every step (`dispatch/observe.py`).
+    """
 
     def __init__(
         self,
@@ -44,6 +48,7 @@ class ModelRunner:
         self._sampler = sampler
         self._step_metadata = step_metadata
         self._copy_pages = copy_pages
+        self._observers = step_observers()
         self._epoch = -1
 
     @torch.inference_mode()
@@ -71,7 +76,28 @@ class ModelRunner:
         self._copy(plan.copies)
         device = self.arena.pages.device
         batch = build_batch(plan, self._step_metadata, self.arena.layout.page_tokens, device, all_logits=all_logits)
-        return self.model.forward(batch, self.arena.views), batch
+        hidden = self._observed(plan, batch) if self._observers else self.model.forward(batch, self.arena.views)
+        return hidden, batch
+
+    def _observed(self, plan: StepPlan, batch: StepBatch) -> Tensor:
+        views = self.arena.views
+        step = Step(
+            run=lambda: self.model.forward(batch, views),
+            num_decodes=plan.num_decodes,
+            slots=plan.slots,
+            context_lens=plan.context_lens,
+            new_lens=plan.new_lens,
+            states=self.arena.slots,
+            kv=views.kv,
+            kv_rows=batch.kv_rows,
+            moved=len(plan.copies) > 0,
+        )
+        for observer in self._observers:
+            observer.stepping(step)
+        hidden = step.run()
+        for observer in self._observers:
+            observer.stepped(step, hidden)
+        return hidden
 
     def _copy(self, copies: PageCopies) -> None:
         if len(copies):

@@ -197,6 +197,7 @@ inline uint32_t times(uint32_t a, uint32_t b) {
   return low | (uint32_t)__float2bfloat16(emulated::wide(a >> 16) * emulated::wide(b >> 16)).bits << 16;
 }
 inline float fast_tanh(float x) { return tanhf(x); }
+inline float fast_exp2(float x) { return exp2f(x); }
 inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   auto& mail = emulated::mail[emulated::current / 32];
   const int l = emulated::lane();

@@ -18,10 +18,9 @@ from k3hal.debug.check import check
 from k3hal.debug.dump_spec import parse_dump
 from k3hal.debug.record import Recorder, all_finite
 from k3hal.debug.shadow import Shadow, parse_shadow
-from k3hal.debug.state_trail import Rewriters
 from k3hal.debug.target import Target
 from k3hal.dispatch.assemble import build_selector
-from k3hal.dispatch.call import DimValue, Phase
+from k3hal.dispatch.call import DimValue
 from k3hal.dispatch.errors import UsageError
 from k3hal.dispatch.observe import Observer, Place, observers, observing
 from k3hal.dispatch.plan import OpRequest, make_plan
@@ -82,7 +81,6 @@ def test_a_step_is_recorded_whole_and_replays(nano: Path, tmp_path: Path) -> Non
 def test_nonfinite_records_the_first_call_of_a_step_with_its_state_before(nano: Path, tmp_path: Path) -> None:
     recorder = Recorder(parse_dump(f"when=nonfinite,dir={tmp_path}"))
     _generate(nano, Fault("kda_decode", 4, _poisoned), recorder)
-    recorder.finish()
     case = load_case(recorder.files[0])
     assert (case.op, case.origin["layer"], case.origin["phase"], case.origin["step"]) == ("kda_decode", 4, "decode", 1)
     assert len({load_case(path).origin["step"] for path in recorder.files}) == len(recorder.files)
@@ -94,51 +92,6 @@ def test_nonfinite_records_the_first_call_of_a_step_with_its_state_before(nano: 
     assert not torch.equal(case.args["state"], case.recorded["state"])
 
 
-class _Later:
-    """Poisons outputs from the n-th call on: a fault that does not begin with the first step."""
-
-    def __init__(self, first: int, noise: float = 0.0) -> None:
-        self.first, self.noise, self.calls = first, noise, 0
-
-    def __call__(self, out: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return _poisoned(out + self.noise * self.calls) if self.calls >= self.first else out
-
-
-@pytest.mark.parametrize("noise", [0.0, 1.0])
-def test_a_later_call_finds_its_state_before_by_running_the_earlier_ones_again(
-    nano: Path, tmp_path: Path, noise: float, caplog: pytest.LogCaptureFixture
-) -> None:
-    recorder = Recorder(parse_dump(f"when=nonfinite,dir={tmp_path}"))
-    _generate(nano, Fault("kda_decode", 4, _Later(3, noise)), recorder)
-    case = load_case(recorder.files[0])
-    assert (case.op, case.origin["layer"], case.origin["step"]) == ("kda_decode", 4, 3)
-    target = Target.decided(_decision("kda_decode", case.dims), "cpu")
-    verdict = check(case, target, expected={"state": case.recorded["state"]}, repeat=False)
-    assert verdict.ok, verdict
-    assert not torch.equal(case.args["state"], case.recorded["state"])
-    assert case.origin["repeats"] is (noise == 0)
-    assert ("gave something else when run again" in caplog.text) is (noise != 0)
-
-
-def _site(layer: int, phase: Phase) -> Site:
-    return Site(Place(f"kda_{phase}", layer, phase), _decision("kda_decode", {"num_heads": 2}), Weights())
-
-
-def test_a_copy_is_good_until_somebody_else_rewrites_the_rows_or_they_are_others() -> None:
-    decode, other, elsewhere = _site(1, "decode"), _site(1, "prefill"), _site(2, "decode")
-    rewriters = Rewriters()
-    assert [rewriters.claim(site) for site in (decode, decode, elsewhere, decode)] == [False, True, False, True]
-    assert [rewriters.claim(site) for site in (other, decode, decode)] == [False, False, True]
-    rewriters.forget()
-    assert not rewriters.claim(decode)
-    slots = torch.tensor([2, 1], dtype=torch.int32)
-    first = rewriters.version(slots, 0)
-    assert rewriters.version(slots.clone(), 1) == first
-    slots[0] = 3
-    assert rewriters.version(slots, 2) != first
-
-
 def _decision(op: str, dims: Mapping[str, DimValue]) -> Decision:
     request = OpRequest(op, (0,), "decode", dims)
     plan = make_plan([request], build_selector(), model="m", device=probe("cpu"), dtype="float32")
@@ -148,7 +101,6 @@ def _decision(op: str, dims: Mapping[str, DimValue]) -> Decision:
 def test_nonfinite_does_not_fire_without_a_fault(nano: Path, tmp_path: Path) -> None:
     recorder = Recorder(parse_dump(f"when=nonfinite,dir={tmp_path}"))
     assert _generate(nano, recorder) == _generate(nano)
-    recorder.finish()
     assert recorder.files == []
 
 

@@ -84,6 +84,22 @@ def test_slot_and_its_pages_are_the_same_bytes() -> None:
     assert int((arena.pages != 0).sum()) <= layout.slot_bytes
 
 
+@pytest.mark.parametrize("begin", [0, 256, 4096 + 512])
+def test_the_views_lie_in_the_memory_given(begin: int) -> None:
+    """Memory may be a part of a larger block: it begins at a huge page, for one."""
+    layout = fold_layout()
+    whole = torch.zeros(begin + 5 * layout.run_bytes + 512, dtype=torch.uint8)
+    arena = CacheArena(layout, whole[begin : begin + 5 * layout.run_bytes])
+    for view in (*arena.views.kv, *arena.views.conv, *arena.views.state):
+        view.fill_(1.0)
+    assert arena.pages.any(dim=1).all(), "a page that no view reaches"
+    assert not whole[:begin].any() and not whole[begin + 5 * layout.run_bytes :].any()
+    arena.pages.zero_()
+    assert not any(view.any() for view in (*arena.views.kv, *arena.views.conv, *arena.views.state))
+    arena.views.state[1][4].fill_(1.0)
+    assert arena.slots.any(dim=1).tolist() == [False] * 4 + [True]
+
+
 def test_a_model_without_mla_layers_needs_no_pages() -> None:
     layout = full_size(torch.bfloat16, kv_layers=0)
     assert layout.pages_per_slot == 1

@@ -6,6 +6,7 @@ import ctypes
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,8 @@ def layer(tokens: int, count: int, top_k: int, hidden: int, inner: int) -> tuple
     return inputs | stored, inputs | dict(zip(names, (*packing.pack(*w13), *packing.pack(*w2)), strict=True))
 
 
-DIRECT, STREAMED, TALL = Limits(), Limits(direct=0, few=1000), Limits(direct=0, few=0)
+DIRECT, EIGHT, SIXTEEN = Limits(direct=9), Limits(direct=0, eight=1e3, few=1e3), Limits(direct=0, eight=0, few=1e3)
+TALL = Limits(direct=0, few=0)
 
 
 @pytest.mark.parametrize(
@@ -61,11 +63,14 @@ DIRECT, STREAMED, TALL = Limits(), Limits(direct=0, few=1000), Limits(direct=0, 
     [
         (DIRECT, 3, 6, 5, 128, 384, "situ"),
         (DIRECT, 5, 3, 2, 160, 96, "silu"),
-        (STREAMED, 9, 4, 3, 640, 384, "situ"),
-        (STREAMED, 40, 4, 2, 160, 608, "silu"),
+        (EIGHT, 9, 4, 3, 640, 384, "situ"),
+        (EIGHT, 17, 4, 2, 160, 608, "silu"),
+        (SIXTEEN, 40, 4, 2, 160, 608, "situ"),
+        (SIXTEEN, 9, 4, 3, 64, 1056, "situ"),
+        (replace(SIXTEEN, half=1), 25, 4, 3, 640, 384, "situ"),
         (TALL, 40, 4, 2, 384, 192, "situ"),
         (TALL, 130, 2, 2, 256, 640, "silu"),
-        (Limits(direct=0, few=0, half=1), 90, 3, 2, 640, 64, "situ"),
+        (TALL, 90, 3, 2, 640, 64, "situ"),
     ],
 )
 def test_every_path_computes_the_operator(
@@ -88,12 +93,12 @@ def test_tokens_are_taken_so_many_at_a_time(emulated: None, monkeypatch: pytest.
 
 def test_rows_of_any_place_and_stride_are_taken(emulated: None) -> None:
     _, packed = layer(5, 4, 2, 64, 32)
-    whole = experts.sum_of_experts(**packed, betas=(4.0, 25.0), limits=STREAMED)
+    whole = experts.sum_of_experts(**packed, betas=(4.0, 25.0), limits=EIGHT)
     apart = torch.full((5, 73), torch.nan, dtype=torch.bfloat16)[:, 3:67]
     apart.copy_(packed["x"])
     ids = torch.cat([packed["ids"], torch.full_like(packed["ids"], 3)], dim=1)[:, :2]
     strided = packed | {"x": apart, "ids": ids}
-    assert torch.equal(experts.sum_of_experts(**strided, betas=(4.0, 25.0), limits=STREAMED), whole)
+    assert torch.equal(experts.sum_of_experts(**strided, betas=(4.0, 25.0), limits=EIGHT), whole)
 
 
 def test_every_code_has_its_place_in_a_word() -> None:

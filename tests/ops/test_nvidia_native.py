@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 
-from k3hal.backends.nvidia import attn_res_mix, mla_decode
+from k3hal.backends.nvidia import attn_res_mix, mla_decode, step_metadata
 from k3hal.backends.nvidia.native import library
 from k3hal.dispatch.call import Call, No
 from k3hal.dispatch.device import DeviceDescription
@@ -50,14 +49,17 @@ def test_residuals_say_what_they_are_not_made_for() -> None:
 
 
 def test_arguments_are_laid_out_as_the_compiler_lays_them_out() -> None:
-    # Seven pointers, four long longs, seven ints and a float, without holes.
-    assert ctypes.sizeof(mla_decode.Arguments) == 7 * 8 + 4 * 8 + 7 * 4 + 4
-    assert ctypes.sizeof(attn_res_mix.Arguments) == 6 * 8 + 4 * 8 + 6 * 4 + 2 * 4
-    assert ctypes.sizeof(library._Launch) == 56
-    assert ctypes.sizeof(library._Attribute) == 72
+    # Pointers and long longs, then ints and floats, without holes.
+    assert mla_decode.ARGUMENTS.size == (7 + 4) * 8 + (7 + 1) * 4
+    assert attn_res_mix.ARGUMENTS.size == (6 + 4) * 8 + (6 + 2) * 4
+    assert step_metadata.ARGUMENTS.size == (7 + 4) * 8 + 4 * 4
+    # Of the driver's header: CUlaunchConfig and CUlaunchAttribute.
+    assert library._LAUNCH.size == 56
+    assert library._ATTRIBUTE.size == 72
 
 
 KERNELS = [
+    ("step_metadata", [], 0, 1),
     ("mla_decode", ["FP8=0"], 0, 2),
     ("mla_decode", ["FP8=1"], 0, 2),
     ("attn_res_mix", ["DIM=7168", "WORKERS=224", "MOST=8"], 0, 2),

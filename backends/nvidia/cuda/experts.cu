@@ -11,7 +11,7 @@ template <bool GATE, int NT, int P, int KW, int RW, int M> int stream_launch(con
   constexpr int bytes = KW * RW * RING<NT, 2 * P, M>, rows = 16 * RW * P * (GATE ? 1 : 2);
   int parts = (a.n + rows - 1) / rows;
   return launch<stream_kernel<GATE, NT, P, KW, RW, M>>(
-      tiles * parts, KW * RW * 32, bytes, NT || !GATE, stream, a, parts);
+      tiles * parts, KW * RW * 32, bytes, true, stream, a, parts);
 }
 template <int NT, int W, int D> int flat_launch(const Gemm& a, int tiles, int half, int parts, void* stream) {
   int bytes = W * D * UNIT + (a.k + 127) / 128 * NT * 2048;
@@ -34,8 +34,8 @@ extern "C" {
 
 int experts_sort(const Choices* a, void* stream) {
   int grid = (a->count + SORTED - 1) / SORTED, bytes = (a->experts + 64) * 4;
-  if (grid == 1) return launch<sort_kernel<WHOLE>>(1, SORT_THREADS, bytes, false, stream, *a);
-  if (int code = launch<sort_kernel<COUNT>>(grid, SORT_THREADS, bytes, false, stream, *a)) return code;
+  if (grid == 1) return launch<sort_kernel<WHOLE>>(1, SORT_THREADS, bytes, true, stream, *a);
+  if (int code = launch<sort_kernel<COUNT>>(grid, SORT_THREADS, bytes, true, stream, *a)) return code;
   return launch<sort_kernel<PLACE>>(grid, SORT_THREADS, bytes, true, stream, *a);
 }
 int experts_combine(
@@ -47,19 +47,20 @@ int experts_combine(
         grid, 128, bytes, true, stream, (const __nv_bfloat16*)parts, ids, stride, top_k, n, to);
   return launch<combine_kernel<float>>(grid, 128, bytes, true, stream, (const float*)parts, ids, stride, top_k, n, to);
 }
-int experts_sum(const Gemm* a, int tokens, int each, void* stream) { return sum_launch<8, 6>(*a, tokens, each, stream); }
-int experts_gate_one(const Gemm* a, int tiles, void* stream) {
-  return stream_launch<true, 0, 1, 4, 1, 4>(*a, tiles, stream);
+int experts_sum(const Gemm* a, int tokens, void* stream) { return sum_launch<16, 3>(*a, tokens, 1, stream); }
+int experts_gate_direct(const Gemm* a, int tiles, void* stream) {
+  return stream_launch<true, 0, 1, 7, 1, 2>(*a, tiles, stream);
 }
-int experts_gate_few(const Gemm* a, int tiles, void* stream) {
-  return stream_launch<true, 2, 2, 4, 1, 2>(*a, tiles, stream);
+// Tiles of at most 8 choices, or of 16; of 16 from few rows of w13 and from many.
+int experts_gate_8(const Gemm* a, int tiles, void* stream) { return stream_launch<true, 1, 2, 4, 1, 1>(*a, tiles, stream); }
+int experts_gate_16(const Gemm* a, int tiles, void* stream) {
+  if (a->n <= 1024) return stream_launch<true, 2, 2, 4, 1, 1>(*a, tiles, stream);
+  return stream_launch<true, 2, 4, 4, 1, 1>(*a, tiles, stream);
 }
-int experts_down_flat(const Gemm* a, int tiles, int half, int parts, void* stream) {
-  return flat_launch<2, 8, 6>(*a, tiles, half, parts, stream);
-}
-int experts_down_deep(const Gemm* a, int tiles, void* stream) {
-  return stream_launch<false, 2, 2, 4, 1, 2>(*a, tiles, stream);
-}
+int experts_flat_8(const Gemm* a, int tiles, int half, void* stream) { return flat_launch<1, 8, 4>(*a, tiles, half, 4, stream); }
+int experts_flat_16(const Gemm* a, int tiles, int half, void* stream) { return flat_launch<2, 4, 6>(*a, tiles, half, 4, stream); }
+int experts_deep_8(const Gemm* a, int tiles, void* stream) { return stream_launch<false, 1, 2, 4, 1, 2>(*a, tiles, stream); }
+int experts_deep_16(const Gemm* a, int tiles, void* stream) { return stream_launch<false, 2, 2, 4, 1, 1>(*a, tiles, stream); }
 int experts_gate_tall(const Gemm* a, int wide, int repeat, int blocks, void* stream) {
   return tall_launch<true>(*a, wide, repeat, blocks, stream);
 }

@@ -23,21 +23,19 @@ RESIDENT = 384
 """The same in the ring of the kernels for many, which has three stages of 128."""
 HEIGHTS = (96, 128)
 """The most choices of a tile of the two kernels for many."""
-SORTED = 8192
+SORTED = 2048
 """Choices that one block sorts; more take two launches."""
-PARTS = 4
-"""Blocks of a tile in the second GEMM, where all of K is in shared memory."""
-STREAMED = 16
-"""Choices of a tile of the kernels that stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Up to `direct` tokens nothing is sorted and no row is written; up to `few` choices an expert codes are streamed;
-    from `half` choices on, rows are rounded to bfloat16 before they are added up in fp32."""
+    """Up to `direct` tokens nothing is sorted and no row is written. Codes are streamed for tiles of 8 choices where an
+    expert has up to `eight` on average, for tiles of 16 up to `few`. From `half` choices on, rows are rounded to
+    bfloat16 before they are added up in fp32."""
 
-    direct: int = 8
-    few: int = 12
+    direct: int = 2
+    eight: float = 2.0
+    few: float = 14.0
     half: int = 8192
 
 
@@ -132,19 +130,20 @@ class Layer:
         )  # fmt: skip
 
     def into(self, out: Tensor, limits: Limits) -> None:
-        if self.tokens <= limits.direct and self.top_k <= 32:
+        if self.tokens <= limits.direct and self.top_k <= 32 and self.inner <= FLAT:
             self._direct(out)
             return
-        few = self.choices <= limits.few * self.experts
-        wide = _wide(self.choices / self.experts)
-        self._sort(STREAMED if few else HEIGHTS[wide])
+        each = self.choices / self.experts
+        few, wide = each <= limits.few, _wide(each)
+        height = (8 if each <= limits.eight else 16) if few else HEIGHTS[wide]
+        self._sort(height)
         # The kernels for many write bfloat16, the one that splits long rows of w2 among warps fp32.
         half = not few or (self.choices >= limits.half and self.inner <= FLAT)
         dtype = torch.bfloat16 if half else torch.float32
         parts = torch.empty(self.choices, self.width, dtype=dtype, device=self.device)
         self.down.out = _at(parts)
         if few:
-            self._streamed(half)
+            self._streamed(height, half)
         else:
             self._tall(wide)
         _launch(
@@ -155,8 +154,8 @@ class Layer:
     def _direct(self, out: Tensor) -> None:
         self.gate.ids = self.down.ids = _at(self.ids)
         self.down.out = _at(out)
-        _launch("experts_gate_one", self.device, ctypes.byref(self.gate), self.choices)
-        _launch("experts_sum", self.device, ctypes.byref(self.down), self.tokens, (self.tokens + 1) // 2)
+        _launch("experts_gate_direct", self.device, ctypes.byref(self.gate), self.choices)
+        _launch("experts_sum", self.device, ctypes.byref(self.down), self.tokens)
 
     def _sort(self, height: int) -> None:
         most, choices = min(self.choices, self.experts + self.choices // height), self.choices
@@ -173,12 +172,12 @@ class Layer:
         sorted_ = Choices(self.ids.data_ptr(), stride, choices, self.top_k, self.experts, height, *places)
         _launch("experts_sort", self.device, ctypes.byref(sorted_))
 
-    def _streamed(self, half: bool) -> None:
-        _launch("experts_gate_few", self.device, ctypes.byref(self.gate), self.most)
+    def _streamed(self, height: int, half: bool) -> None:
+        _launch(f"experts_gate_{height}", self.device, ctypes.byref(self.gate), self.most)
         if self.inner <= FLAT:
-            _launch("experts_down_flat", self.device, ctypes.byref(self.down), self.most, int(half), PARTS)
+            _launch(f"experts_flat_{height}", self.device, ctypes.byref(self.down), self.most, int(half))
         else:
-            _launch("experts_down_deep", self.device, ctypes.byref(self.down), self.most)
+            _launch(f"experts_deep_{height}", self.device, ctypes.byref(self.down), self.most)
 
     def _tall(self, wide: bool) -> None:
         blocks, repeat = _multiprocessors(self.device), 7 if self.inner <= RESIDENT else 1

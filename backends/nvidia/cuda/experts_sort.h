@@ -2,7 +2,7 @@
 #pragma once
 #include "experts.h"
 
-constexpr int SORT_THREADS = 1024, SORT_EACH = 8, SORTED = SORT_THREADS * SORT_EACH;
+constexpr int SORT_THREADS = 1024, SORT_EACH = 2, SORTED = SORT_THREADS * SORT_EACH;
 enum Sort { WHOLE, COUNT, PLACE };
 
 // What is sorted, and where to: tile i is `length` choices of one expert, at most `height` and as even as they come, from
@@ -48,6 +48,7 @@ template <Sort PHASE> __device__ __forceinline__ void make_tiles(const Choices& 
     if (e < a.experts) {
       if (PHASE == WHOLE) count = counts[e];
       else
+#pragma unroll 8
         for (int i = 0; i < (int)gridDim.x; i++) {
           int one = a.counts[i * a.experts + e];
           below += i < (int)blockIdx.x ? one : 0, count += one;
@@ -71,6 +72,8 @@ template <Sort PHASE> __global__ void __launch_bounds__(SORT_THREADS) sort_kerne
   SHARED_MEMORY(memory);
   int* counts = (int*)memory;  // [experts], then the sums of 32 warps, twice
   const int first = blockIdx.x * SORTED + threadIdx.x;
+  wait_for_launch();
+  launch_next();
   if (PHASE != PLACE) {
     for (int e = threadIdx.x; e < a.experts; e += SORT_THREADS) counts[e] = 0;
     __syncthreads();
@@ -82,8 +85,6 @@ template <Sort PHASE> __global__ void __launch_bounds__(SORT_THREADS) sort_kerne
     long at = a.ids_stride == a.top_k ? c : (c / a.top_k) * a.ids_stride + c % a.top_k;
     experts[i] = c < a.count ? a.ids[at] : -1;
   }
-  if (PHASE == PLACE) wait_for_launch();
-  launch_next();
 #pragma unroll
   for (int i = 0; i < SORT_EACH; i++) {
     if (PHASE == PLACE) ranks[i] = experts[i] >= 0 ? a.ranks[first + i * SORT_THREADS] : 0;

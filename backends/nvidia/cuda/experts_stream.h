@@ -77,32 +77,27 @@ __device__ __forceinline__ void stream(
     for (int r = 0; r < R; r++) fetch(r, m);
     next += KW;
   }
-  // The words of a unit are read while those of the one before are multiplied; then its place is free again.
-  wait_copies<M * R - 1>();
-  __syncwarp();
-  Words w = words_at(ring);
   int stage = 0;
   for (int block = first; block < blocks; block += KW) {
-    const int then = stage + 1 == M ? 0 : stage + 1;
     uint4 b[N][4];
 #pragma unroll
     for (int r = 0; r < R; r++) {
+      wait_copies<M * R - 1>();
+      __syncwarp();
       if (r == 0) {
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
           for (int j = 0; j < 4; j++) b[n][j] = x_at<NT>(xring + stage * X_STAGE<NT>, n, j, zeros);
       }
-      wait_copies<M * R - 2>();
-      __syncwarp();
-      const Words after = words_at(ring + (r + 1 < R ? stage * R + r + 1 : then * R) * UNIT);
-      fetch(r, stage);
+      Words w = words_at(ring + (stage * R + r) * UNIT);
       multiply<0, N>(acc[r], w, b), multiply<1, N>(acc[r], w, b);
       multiply<2, N>(acc[r], w, b), multiply<3, N>(acc[r], w, b);
-      w = after;
+      __syncwarp();
+      fetch(r, stage);
     }
     next += KW;
-    stage = then;
+    stage = stage + 1 == M ? 0 : stage + 1;
   }
 }
 
@@ -181,7 +176,7 @@ __device__ __forceinline__ void stream_tile(const Gemm& a, int tile, int part, i
 template <bool GATE, int NT, int P, int KW, int RW, int M>
 __global__ void __launch_bounds__(KW * RW * 32) stream_kernel(const __grid_constant__ Gemm a, int parts) {
   SHARED_MEMORY(memory);
-  if (NT || !GATE) wait_for_launch();
+  wait_for_launch();
   launch_next();
   const int tile = blockIdx.x / parts, part = blockIdx.x % parts;
   if (NT && tile >= *a.tiles) return;
@@ -232,9 +227,6 @@ __device__ __forceinline__ void flat_tile(const Gemm& a, int tile, int part, int
     write4(hidden + block * (NT * 2048) + (slot >> 3) * 2048 + (slot & 7) * 256 + ((chunk ^ (slot & 7)) << 4), v);
   }
   __syncthreads();
-  wait_copies<D - 1>();
-  __syncwarp();
-  Words w = words_at(ring);
   int at = 0;
   for (int r = part * size + warp; r < end; r += W) {
     float acc[NT][4] = {};
@@ -244,13 +236,13 @@ __device__ __forceinline__ void flat_tile(const Gemm& a, int tile, int part, int
       for (int n = 0; n < NT; n++)
 #pragma unroll
         for (int j = 0; j < 4; j++) x[n][j] = x_at<NT>(hidden + block * (NT * 2048), n, j, 0);
-      wait_copies<D - 2>();
+      wait_copies<D - 1>();
       __syncwarp();
-      at = at + 1 == D ? 0 : at + 1;
-      const Words after = words_at(ring + at * UNIT);
-      fetch();
+      Words w = words_at(ring + at * UNIT);
       multiply<0, NT>(acc, w, x), multiply<1, NT>(acc, w, x), multiply<2, NT>(acc, w, x), multiply<3, NT>(acc, w, x);
-      w = after;
+      __syncwarp();
+      fetch();
+      at = at + 1 == D ? 0 : at + 1;
     }
 #pragma unroll
     for (int n = 0; n < NT; n++)

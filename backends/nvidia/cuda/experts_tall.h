@@ -35,11 +35,21 @@ __device__ __forceinline__ int unit_of(const Gemm& a, int m, int warp, int exper
   group = min(group, groups - 1) + (GATE ? m * groups : 0);
   return (expert * groups * (GATE ? 2 : 1) + group) * blocks;
 }
-__device__ __forceinline__ float fast_activation(float gate, float up, float beta, float linear_beta) {
-  float sigmoid = __fdividef(1, 1 + __expf(-gate));
-  if (beta == 0) return gate * sigmoid * up;
-  return beta * fast_tanh(__fdividef(gate, beta)) * sigmoid * (linear_beta * fast_tanh(__fdividef(up, linear_beta)));
-}
+// The activation of accumulators, in as few instructions as it takes: they are repeated for every eight choices of every
+// height.
+struct Activation {
+  float gate_scale, up_scale, out;
+  bool capped;  // SiTU
+  __device__ __forceinline__ explicit Activation(const Gemm& a) : capped(a.beta != 0) {
+    gate_scale = capped ? RESCALE / a.beta : RESCALE, up_scale = capped ? RESCALE / a.linear_beta : RESCALE;
+    out = capped ? a.beta * a.linear_beta : 1;
+  }
+  __device__ __forceinline__ float operator()(float gate, float up) const {
+    float x = gate * gate_scale, y = up * up_scale;
+    float p = capped ? fast_tanh(x) : x, q = capped ? fast_tanh(y) : y;
+    return __fdividef(p * q * out, 1 + fast_exp2(gate * (-1.44269504f * RESCALE)));
+  }
+};
 
 // A warpgroup's results, by way of shared memory, to the rows of its slots.
 template <bool GATE, int N>
@@ -48,6 +58,7 @@ __device__ __forceinline__ void finish(
   const int lane = threadIdx.x & 31, t = lane & 3, warp = threadIdx.x >> 5 & 3, group = threadIdx.x >> 7;
   late(chunk), late(slots), late(length);
   const uint32_t to = out + (lane & 7) * OUT_ROW<GATE> + warp * 32 + (lane >> 3 & 1) * 16 + (lane >> 4) * 128;
+  const Activation activation(a);
   stores_read();
   meet(group);
 #pragma unroll
@@ -56,7 +67,7 @@ __device__ __forceinline__ void finish(
       float h[4];
 #pragma unroll
       for (int c = 0; c < 4; c++)
-        h[c] = fast_activation(acc[0][i * 4 + c] * RESCALE, acc[1][i * 4 + c] * RESCALE, a.beta, a.linear_beta);
+        h[c] = activation(acc[0][i * 4 + c], acc[1][i * 4 + c]);
       write_matrices(to + i * 8 * OUT_ROW<GATE>, pair(h[0], h[1]), pair(h[2], h[3]));
     } else {
       uint4 two = read4(slots + (i * 8 + 2 * t) * 8);
@@ -118,9 +129,10 @@ __device__ __forceinline__ void consume(
       // All words have been read, and all of the block before is done.
       if (leader) barrier_arrive(w.empty + w.stage * 8);
       if (leader && last && held >= 0) barrier_arrive(x.empty + held * 8);
-      step<WIDE, N, 0, 1>(acc, words, odd, b), step<WIDE, N, 1, 0>(acc, words, even, b), step<WIDE, N, 1, 1>(acc, words, odd, b);
-      step<WIDE, N, 2, 0>(acc, words, even, b), step<WIDE, N, 2, 1>(acc, words, odd, b);
-      step<WIDE, N, 3, 0>(acc, words, even, b), step<WIDE, N, 3, 1>(acc, words, odd, b);
+      step<WIDE, N, 0, 1>(acc, words, odd, b), step<WIDE, N, 1, 0>(acc, words, even, b);
+      step<WIDE, N, 1, 1>(acc, words, odd, b), step<WIDE, N, 2, 0>(acc, words, even, b);
+      step<WIDE, N, 2, 1>(acc, words, odd, b), step<WIDE, N, 3, 0>(acc, words, even, b);
+      step<WIDE, N, 3, 1>(acc, words, odd, b);
       held = x.stage;
       x.next(), w.next();
     }
@@ -131,22 +143,48 @@ __device__ __forceinline__ void consume(
   }
 }
 
-// Block `block` of a chunk's units; thread p copies 16 bytes of the row blocks p / 64, p / 64 + 2, ...
+// Where a thread of the producers finds a chunk's units: 16 bytes of row blocks p / 64, p / 64 + 2, ..., `step` apart, and
+// of one row block's scales.
+struct Source {
+  const char* codes[2];
+  const char* scales;
+  long step;
+  bool clipped;  // the chunk has row blocks that are not there
+};
+template <bool GATE> __device__ __forceinline__ Source source_of(const Gemm& a, int expert, int chunk, int blocks) {
+  const int p = threadIdx.x & 127;
+  Source s;
+#pragma unroll
+  for (int m = 0; m < 2; m++)
+    s.codes[m] = (const char*)a.w + ((long)unit_of<GATE>(a, m, p / 64, expert, chunk, blocks) << 10) + p % 64 * 16;
+  s.scales = (const char*)a.scales + ((long)unit_of<GATE>(a, p / 32 & 1, p / 4 & 7, expert, chunk, blocks) << 6) + p % 4 * 16;
+  s.step = (long)blocks << 11;
+  s.clipped = (chunk + 1) * (GATE ? 8 : 16) > a.n / 16;
+  return s;
+}
+// Block `block` of a chunk's units.
 template <bool GATE, bool WIDE>
 __device__ __forceinline__ void produce_w(
-    const Gemm& a, Ring<WIDE>& ring, int expert, int chunk, int block, int blocks) {
+    const Gemm& a, Ring<WIDE>& ring, const Source& s, int expert, int chunk, int block, int blocks) {
   const int p = threadIdx.x & 127;
   barrier_wait(ring.empty + ring.stage * 8, ring.phase ^ 1);
   const uint32_t to = ring.base + ring.stage * W_BYTES;
 #pragma unroll
-  for (int i = 0; i < 8; i++) {
-    int mine = p / 64 + 2 * i, unit = unit_of<GATE>(a, mine / 8, mine % 8, expert, chunk, blocks) + block;
-    copy16(to + mine * UNIT + p % 64 * 16, (const char*)a.w + ((long)unit << 10) + p % 64 * 16);
+  for (int m = 0; m < 2; m++) {
+    const char* from = s.codes[m] + ((long)block << 10);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int mine = p / 64 + 2 * i;
+      if (s.clipped) {
+        long unit = unit_of<GATE>(a, m, mine, expert, chunk, blocks) + block;
+        copy16(to + (m * 8 + mine) * UNIT + p % 64 * 16, (const char*)a.w + (unit << 10) + p % 64 * 16);
+      } else {
+        // Down's second four row blocks of eight belong to the second warpgroup, 8 further on: see `unit_of`.
+        copy16(to + (m * 8 + mine) * UNIT + p % 64 * 16, from + (i + (GATE || i < 2 ? 0 : 2)) * s.step);
+      }
+    }
   }
-  if (p < 64) {
-    int mine = p / 4, unit = unit_of<GATE>(a, mine / 8, mine % 8, expert, chunk, blocks) + block;
-    copy16(to + mine * UNIT + 1024 + p % 4 * 16, (const char*)a.scales + ((long)unit << 6) + p % 4 * 16);
-  }
+  if (p < 64) copy16(to + p / 4 * UNIT + 1024 + p % 4 * 16, s.scales + ((long)block << 6));
   copies_arrive(ring.full + ring.stage * 8);
   ring.next();
 }
@@ -163,8 +201,9 @@ __device__ __forceinline__ void produce(
     int choice = __ldg(a.rows + start + min(row + 8 * i, length - 1));
     from[i] = (uint32_t)((GATE ? choice / a.top_k : choice) * (a.x_stride >> 3)) + part;
   }
+  Source source = source_of<GATE>(a, expert, chunk, blocks);
   for (int block = 0; block < blocks; block++) {
-    produce_w<GATE, WIDE>(a, w, expert, chunk, block, blocks);
+    produce_w<GATE, WIDE>(a, w, source, expert, chunk, block, blocks);
     barrier_wait(ring.empty + ring.stage * 8, ring.phase ^ 1);
     const uint32_t base = ring.base + ring.stage * X_BYTES<WIDE> + to;
     const int bytes = block * 128 + part * 8 < a.k ? 16 : 0;
@@ -174,11 +213,15 @@ __device__ __forceinline__ void produce(
     copies_arrive(ring.full + ring.stage * 8);
     ring.next();
   }
-  for (int r = 1; r < repeat; r++)
-    for (int block = 0; block < blocks; block++) produce_w<GATE, WIDE>(a, w, expert, chunk + r, block, blocks);
+  for (int r = 1; r < repeat; r++) {
+    source = source_of<GATE>(a, expert, chunk + r, blocks);
+    for (int block = 0; block < blocks; block++)
+      produce_w<GATE, WIDE>(a, w, source, expert, chunk + r, block, blocks);
+  }
 }
 
-// With tiles of all heights in one kernel ptxas gives up and puts a wait behind every product (its note C7512).
+// Few heights: each has 20 to 30 KiB of instructions, which blocks go through in no order. With all of them in one kernel
+// ptxas gives up and puts a wait behind every product (its note C7512).
 template <bool GATE, bool WIDE> __global__ void __launch_bounds__(384, 1) tall_kernel(const __grid_constant__ Gemm a, int repeat) {
   SHARED_MEMORY(memory);
   constexpr int S = STAGES<WIDE>, T = TALLEST<WIDE>;
@@ -235,11 +278,9 @@ template <bool GATE, bool WIDE> __global__ void __launch_bounds__(384, 1) tall_k
         else CONSUME(128);
       } else {
         if (length <= 32) CONSUME(32);
-        else if (length <= 56) CONSUME(56);
-        else if (length <= 64) CONSUME(64);
+        else if (length <= 48) CONSUME(48);
         else if (length <= 72) CONSUME(72);
         else if (length <= 80) CONSUME(80);
-        else if (length <= 88) CONSUME(88);
         else CONSUME(96);
       }
 #undef CONSUME

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import struct
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ ARCH = "sm_90a"
 """What these kernels are written for: Hopper, with the instructions that only it has."""
 _SOURCES = Path(__file__).parent
 _OPTIONS = (f"--gpu-architecture={ARCH}", "--std=c++17", "--device-as-default-execution-space")
-_MOST_SHARED, _AFTER_START = 8, 6  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, programmatic serialisation
+_MOST_SHARED, _CARVEOUT, _AFTER_START = 8, 9, 6  # Of the driver's header: two function attributes, one of launches.
 
 
 def supported(call: Call) -> Answer:
@@ -105,26 +106,13 @@ def _checked(status: int, what: str) -> None:
         )
 
 
-class _Attribute(ctypes.Structure):
-    """`CUlaunchAttribute` with a value that is an int."""
-
-    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60))
-
-
-class _Launch(ctypes.Structure):
-    """`CUlaunchConfig`."""
-
-    _fields_ = (
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("shared", ctypes.c_uint),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.c_void_p),
-        ("count", ctypes.c_uint),
-    )
-
-
-_OVERLAPPED = _Attribute(_AFTER_START, 0, 1, b"")
+# `CUlaunchAttribute` with a value that is an int, and `CUlaunchConfig`. Packed bytes take a fraction of the time of a
+# ctypes structure, and launching is most of what a short kernel costs.
+_ATTRIBUTE = struct.Struct("@i4xi60x")
+_LAUNCH = struct.Struct("@7I4xQQI4x")
+_OVERLAPPED = ctypes.create_string_buffer(_ATTRIBUTE.pack(_AFTER_START, 1), _ATTRIBUTE.size)
+_OVERLAPPED_AT = ctypes.addressof(_OVERLAPPED)
+_One = ctypes.c_char_p * 1
 
 
 @cache
@@ -141,19 +129,17 @@ class Kernel:
     shared: int
     index: int
 
-    def launch(
-        self, grid: tuple[int, int], threads: int, arguments: ctypes.Structure, overlapped: bool = False
-    ) -> None:
+    def launch(self, grid: tuple[int, int], threads: int, arguments: bytes, overlapped: bool = False) -> None:
         """On the device's current stream. `arguments` is the kernel's one parameter, a struct by value.
 
         An `overlapped` kernel starts as soon as the one before it lets it, and waits itself for what that writes.
         """
-        launch = _Launch(
-            (*grid, 1), (threads, 1, 1), self.shared, torch._C._cuda_getCurrentRawStream(self.index),
-            ctypes.addressof(_OVERLAPPED) if overlapped else None, int(overlapped),
-        )  # fmt: skip
-        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
-        _checked(_driver().cuLaunchKernelEx(ctypes.byref(launch), self.handle, parameters, None), self.name)
+        stream = torch._C._cuda_getCurrentRawStream(self.index)
+        attribute = _OVERLAPPED_AT if overlapped else 0
+        how = _LAUNCH.pack(*grid, 1, threads, 1, 1, self.shared, stream, attribute, int(overlapped))
+        status = _driver().cuLaunchKernelEx(how, self.handle, _One(arguments), None)
+        if status:
+            _checked(status, self.name)
 
 
 @cache
@@ -169,11 +155,19 @@ def _module(name: str, macros: tuple[str, ...], index: int) -> ctypes.c_void_p:
 
 
 @cache
-def kernel(name: str, symbol: str, macros: tuple[str, ...], shared: int, index: int) -> Kernel:
-    """`symbol` of `<name>.cu` on the device with that index, with `shared` bytes of dynamic shared memory."""
+def kernel(
+    name: str, symbol: str, macros: tuple[str, ...], shared: int, index: int, split_as_before: bool = False
+) -> Kernel:
+    """`symbol` of `<name>.cu` on the device with that index, with `shared` bytes of dynamic shared memory.
+
+    `split_as_before` is for one that follows a kernel with much shared memory: a multiprocessor stands still while it
+    divides its memory anew between cache and programs.
+    """
     handle: Any = ctypes.c_void_p()
     module = _module(name, macros, index)
     _checked(_driver().cuModuleGetFunction(ctypes.byref(handle), module, symbol.encode()), symbol)
     if shared:
         _checked(_driver().cuFuncSetAttribute(handle, _MOST_SHARED, shared), symbol)
+    if split_as_before:
+        _checked(_driver().cuFuncSetAttribute(handle, _CARVEOUT, 100), symbol)
     return Kernel(symbol, handle, shared, index)

@@ -14,6 +14,9 @@ using uint64_t = unsigned long long;
 #ifndef FP8
 #define FP8 0
 #endif
+#ifndef BY_HAND
+#define BY_HAND 0
+#endif
 
 constexpr int RANK = 512, ENTRY = 576, WARPS = 8, WORKERS = WARPS * 32, HEADS = 16, HALF = ENTRY / 2, STEPS = HALF / 16;
 // A worker's rows of a tile come in UNITS of 8. Rows are 16 bytes apart from being whole banks, so that 8 of them do not
@@ -58,6 +61,13 @@ __device__ uint32_t factors(float a, float b) {
 __device__ void widen(uint32_t four, uint32_t& first, uint32_t& last) {
   asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\ncvt.rn.f16x2.e4m3x2 %0, a;\ncvt.rn.f16x2.e4m3x2 %1, b;\n}"
       : "=r"(first), "=r"(last) : "r"(four));
+}
+// Two channels of two rows: to one channel of both rows, and the other. Widening by instruction is slow on Hopper, and
+// busy with scores; moved by hand to where fp16 has its exponent, values become 2^-8 of what they are.
+constexpr float SPREAD_SCALE = FP8 ? 256.0f : 1.0f;
+__device__ void spread(uint32_t four, uint32_t& even, uint32_t& odd) {
+  even = ((four << 7) & 0x3f803f80u) | ((four << 8) & 0x80008000u);
+  odd = ((four >> 1) & 0x3f803f80u) | (four & 0x80008000u);
 }
 __device__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
 #if FP8
@@ -241,8 +251,13 @@ __device__ float take_queries(uint32_t (&q)[STEPS][4], const uint8_t* queries, i
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       const uint2 x = *(const uint2*)(from + 8 * h * QUERY_PITCH + s * 32);
-      q[s][h] = factors(low(x.x) * shrunk, high(x.x) * shrunk);
-      q[s][2 + h] = factors(low(x.y) * shrunk, high(x.y) * shrunk);
+      if (BY_HAND && s % 2) {
+        q[s][h] = factors(low(x.x) * shrunk, low(x.y) * shrunk);
+        q[s][2 + h] = factors(high(x.x) * shrunk, high(x.y) * shrunk);
+      } else {
+        q[s][h] = factors(low(x.x) * shrunk, high(x.x) * shrunk);
+        q[s][2 + h] = factors(low(x.y) * shrunk, high(x.y) * shrunk);
+      }
     }
   return __uint_as_float((uint32_t)(127 + exponent) << 23);
 #else
@@ -264,14 +279,16 @@ __device__ float4 score(const uint32_t (&q)[STEPS][4], uint32_t at, uint32_t res
     read4(b, at + i * 64);
 #pragma unroll
     for (int c = 0; c < 4; c++) {
-      widen(b[c], first, last);
+      if (BY_HAND && c % 2) spread(b[c], first, last);
+      else widen(b[c], first, last);
       multiply(c & 1 ? y : x, q[4 * i + c], first, last);
     }
   }
   read2(rest, rest_at);
 #pragma unroll
   for (int c = 0; c < 2; c++) {
-    widen(rest[c], first, last);
+    if (BY_HAND && c % 2) spread(rest[c], first, last);
+    else widen(rest[c], first, last);
     multiply(c ? y : x, q[STEPS - 2 + c], first, last);
   }
 #else
@@ -282,7 +299,9 @@ __device__ float4 score(const uint32_t (&q)[STEPS][4], uint32_t at, uint32_t res
     multiply(y, q[2 * i + 1], b[2], b[3]);
   }
 #endif
-  return make_float4((x[0] + y[0]) * grown, (x[1] + y[1]) * grown, (x[2] + y[2]) * grown, (x[3] + y[3]) * grown);
+#pragma unroll
+  for (int i = 0; i < 4; i++) x[i] = (FP8 && BY_HAND ? fmaf(y[i], SPREAD_SCALE, x[i]) : x[i] + y[i]) * grown;
+  return make_float4(x[0], x[1], x[2], x[3]);
 }
 
 // Adds the values of a tile's rows, a warp's 64 channels of them.
@@ -296,10 +315,9 @@ __device__ void add_values(float (&acc)[8][4], const uint32_t (&weights)[2 * UNI
       read4_turned(b, at + s * 16 * PITCH + i * 32);
 #pragma unroll
       for (int c = 0; c < 2; c++) {
-        // Two channels of two rows: to one channel of both rows, and the other.
         uint32_t even0, odd0, even1, odd1;
-        widen(__byte_perm(b[2 * c], 0, 0x3120), even0, odd0);
-        widen(__byte_perm(b[2 * c + 1], 0, 0x3120), even1, odd1);
+        spread(b[2 * c], even0, odd0);
+        spread(b[2 * c + 1], even1, odd1);
         multiply(acc[4 * i + 2 * c], weights[s], even0, even1);
         multiply(acc[4 * i + 2 * c + 1], weights[s], odd0, odd1);
       }
@@ -442,7 +460,7 @@ __device__ void attend_all(const Arguments& a, Memory& m) {
       sum0 += __shfl_xor_sync(ALL, sum0, d);
       sum1 += __shfl_xor_sync(ALL, sum1, d);
     }
-    const float r0 = sum0 > 0 ? 1 / sum0 : 0, r1 = sum1 > 0 ? 1 / sum1 : 0;
+    const float r0 = sum0 > 0 ? SPREAD_SCALE / sum0 : 0, r1 = sum1 > 0 ? SPREAD_SCALE / sum1 : 0;
     if (item.whole) {
       uint16_t* out = a.out + (long long)item.n * a.heads * RANK;
       each_pair(acc, a, warp, g, t, r0, r1, [&](int at, float x, float y) { *(uint32_t*)(out + at) = bf16_pair(x, y); });
@@ -471,6 +489,8 @@ extern "C" __global__ void __launch_bounds__(WORKERS + FETCHERS * 32, 1) attend(
     prepare(m.taken, WARPS);
     asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;" ::: "memory");
   }
+  // The merge may be put in place while this is at work: it waits for the end of it.
+  asm volatile("griddepcontrol.launch_dependents;");
   __syncthreads();
   if (threadIdx.x >= WORKERS) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
@@ -479,59 +499,77 @@ extern "C" __global__ void __launch_bounds__(WORKERS + FETCHERS * 32, 1) attend(
     asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
     attend_all(a, m);
   }
-  asm volatile("griddepcontrol.launch_dependents;");
 }
 
-// 128 channels of one head of one sequence: its chunks' results weighted by their sums of exponentials.
-extern "C" __global__ void __launch_bounds__(WORKERS) merge(Arguments a) {
-  extern __shared__ float weight[];
-  __shared__ float4 sums[8][32];
-  __shared__ float tops[8], totals[8];
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+// All channels of one head of one sequence, or 128 of them where the grid says so: chunks' results weighted by their sums
+// of exponentials. A warp has 128 channels of some chunks, AT_ONCE of them on their way together, and a sum relative to
+// the largest exponent among its own.
+constexpr int MERGERS = 16, AT_ONCE = 9;
+extern "C" __global__ void __launch_bounds__(MERGERS * 32) merge(Arguments a) {
+  __shared__ float4 sums[MERGERS][32];
+  __shared__ float tops[MERGERS], totals[MERGERS];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n = blockIdx.x / a.heads, h = blockIdx.x % a.heads;
+  const int sharers = MERGERS / 4 * gridDim.y, mine = warp % sharers, channels = warp / sharers + blockIdx.y;
   const int length = a.lengths[n], chunk = chunk_of(length, a.least, a.most);
+  // Every program waits, those with nothing to do too: what follows may start once they are all over.
+  asm volatile("griddepcontrol.wait;" ::: "memory");
   if (length <= chunk) return;
   const int count = (length + chunk - 1) / chunk;
-  const float* lse = a.lse + (long long)n * a.max_splits * a.heads + h;
-  float top = -INFINITE;
-  for (int s = threadIdx.x; s < count; s += WORKERS) {
-    weight[s] = lse[s * a.heads];
-    top = fmaxf(top, weight[s]);
-  }
-#pragma unroll
-  for (int d = 16; d; d /= 2) top = fmaxf(top, __shfl_xor_sync(ALL, top, d));
-  if (lane == 0) tops[warp] = top;
-  __syncthreads();
-#pragma unroll
-  for (int w = 0; w < 8; w++) top = fmaxf(top, tops[w]);
-  const float4* from = (const float4*)(a.partial + ((long long)n * a.max_splits * a.heads + h) * RANK) + blockIdx.y * 32 + lane;
+  const long long unit = (long long)n * a.max_splits * a.heads + h;
+  const float* lse = a.lse + unit;
+  const float4* from = (const float4*)(a.partial + unit * RANK) + channels * 32 + lane;
   const long long stride = (long long)a.heads * RANK / 4;
   float4 acc = make_float4(0, 0, 0, 0);
-  float total = 0;
-#pragma unroll 8
-  for (int s = warp; s < count; s += 8) {
-    const float w = exp2_of(weight[s] - top);
-    const float4 x = from[s * stride];
-    total += w;
-    acc.x += w * x.x;
-    acc.y += w * x.y;
-    acc.z += w * x.z;
-    acc.w += w * x.w;
+  float top = -INFINITE, total = 0;
+  for (int first = mine; first < count; first += sharers * AT_ONCE) {
+    float4 x[AT_ONCE];
+    float w[AT_ONCE], higher = top;
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) {
+      const int s = first + i * sharers;
+      w[i] = s < count ? lse[s * a.heads] : -INFINITE;
+      x[i] = s < count ? from[s * stride] : make_float4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) higher = fmaxf(higher, w[i]);
+    const float fade = exp2_of(top - higher);
+    total *= fade;
+    acc.x *= fade;
+    acc.y *= fade;
+    acc.z *= fade;
+    acc.w *= fade;
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) {
+      const float weight = exp2_of(w[i] - higher);
+      total += weight;
+      acc.x += weight * x[i].x;
+      acc.y += weight * x[i].y;
+      acc.z += weight * x[i].z;
+      acc.w += weight * x[i].w;
+    }
+    top = higher;
   }
   sums[warp][lane] = acc;
-  if (lane == 0) totals[warp] = total;
-  __syncthreads();
-  if (warp == 0) {
-    for (int w = 1; w < 8; w++) {
-      const float4 x = sums[w][lane];
-      acc.x += x.x;
-      acc.y += x.y;
-      acc.z += x.z;
-      acc.w += x.w;
-      total += totals[w];
-    }
-    const float r = 1 / total;
-    const uint2 packed = make_uint2(bf16_pair(acc.x * r, acc.y * r), bf16_pair(acc.z * r, acc.w * r));
-    *(uint2*)(a.out + ((long long)n * a.heads + h) * RANK + blockIdx.y * 128 + lane * 4) = packed;
+  if (lane == 0) {
+    tops[warp] = top;
+    totals[warp] = total;
   }
+  __syncthreads();
+  if (mine > 0) return;
+  for (int w = warp + 1; w < warp + sharers; w++) top = fmaxf(top, tops[w]);
+  acc = make_float4(0, 0, 0, 0);
+  total = 0;
+#pragma unroll 4
+  for (int w = warp; w < warp + sharers; w++) {
+    const float weight = exp2_of(tops[w] - top);
+    const float4 x = sums[w][lane];
+    total += weight * totals[w];
+    acc.x += weight * x.x;
+    acc.y += weight * x.y;
+    acc.z += weight * x.z;
+    acc.w += weight * x.w;
+  }
+  const float r = 1 / total;
+  const uint2 packed = make_uint2(bf16_pair(acc.x * r, acc.y * r), bf16_pair(acc.z * r, acc.w * r));
+  *(uint2*)(a.out + ((long long)n * a.heads + h) * RANK + channels * 128 + lane * 4) = packed;
 }

@@ -71,7 +71,7 @@ def _weigh(
         lane, bins = tl.arange(0, LANES), tl.arange(0, BINS)
         count, mass = tl.zeros([BINS, LANES], tl.int32), tl.zeros([BINS, LANES], tl.float64)
         likely, likely_mass = tl.zeros([LANES], tl.int32), tl.zeros([LANES], tl.float64)
-        for start in range(0, BLOCK, LANES):
+        for start in tl.range(0, BLOCK, LANES, num_stages=3):
             id = block * BLOCK + start + lane
             values = tl.load(logits + row * row_stride + id, id < vocab, -float("inf"))
             weight = _weight(values, top, temperature)
@@ -117,7 +117,7 @@ def _list(logits, keys, ids, where, top, low, vocab, BLOCK: tl.constexpr, BINS: 
     """Lists the tokens of a range in the order of ids: how many, their least and their largest key."""
     found = 0
     least, most = tl.full([BLOCK], 2147483647, tl.int32), tl.full([BLOCK], -2147483648, tl.int32)
-    for start in range(0, vocab, BLOCK):
+    for start in tl.range(0, vocab, BLOCK, num_stages=3):
         id = start + tl.arange(0, BLOCK)
         values = tl.load(logits + id, id < vocab, -float("inf"))
         here = _bin(values, top, low, BINS) == where

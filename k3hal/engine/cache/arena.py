@@ -12,7 +12,8 @@ from k3hal.model.batch import CacheViews
 class CacheArena:
     """The model's views of `memory`, u8 of whole runs on the device.
 
-    `pages` u8 [num_pages, page_bytes] is what page copies work on. Every page and every slot is addressable; that no
+    `pages` u8 [num_pages, page_bytes] is what page copies work on, `slots` u8 [num_slots, slot_bytes] all that belongs
+    to each state slot. Every page and every slot is addressable; that no
     byte serves two owners is the pool's doing. Contents matter only once written, except that the null run is zeroed.
     """
 
@@ -23,6 +24,7 @@ class CacheArena:
         self.num_slots = memory.numel() // layout.run_bytes
         self.num_pages = self.num_slots * layout.pages_per_slot
         self.pages = memory.view(self.num_pages, layout.page_bytes)
+        self.slots = memory.view(self.num_slots, layout.run_bytes)[:, : layout.slot_bytes]
         self.pages[: layout.pages_per_slot].zero_()
         self.views = CacheViews(
             kv=tuple(self._kv(i) for i in range(layout.kv_layers)),
@@ -56,4 +58,5 @@ class CacheArena:
         for extent in reversed(shape[1:]):
             inner.insert(0, inner[0] * extent)
         flat = self.pages.view(-1).view(dtype)
-        return flat.as_strided((count, *shape), (stride // size, *inner), offset // size)
+        # `as_strided` counts from the storage's start, and `memory` may begin later: at a huge page, say.
+        return flat.as_strided((count, *shape), (stride // size, *inner), flat.storage_offset() + offset // size)
