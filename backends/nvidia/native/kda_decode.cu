@@ -44,6 +44,8 @@ __device__ void bring(Address to, const void* from, int bytes, Address barrier) 
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
       ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
+// What this thread has read of shared memory is read before a bulk copy may overwrite it: see attn_res_mix.cu.
+__device__ void have_read() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ void wait_for_the_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ void let_the_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 __device__ void arrive_in_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
@@ -317,6 +319,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) decode(const Arguments 
       for (int r = 0; r < 2; r++)
 #pragma unroll
         for (int i = 0; i < 4; i++) s[r][i] = from[(row + 4 * r) * (D / 4) + i * 8 + j];
+      have_read();
       __syncthreads();
       if (leads) {
         if (part == 0) ask(unit + step, next, 1, item + 3); else ask(unit + 2 * step, after, 0, item + 3);

@@ -100,6 +100,8 @@ __device__ void fetch(void* to, const void* from, int bytes, uint64_t& barrier) 
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                ::"r"(shared(to)), "l"(from), "r"(bytes), "r"(shared(&barrier)) : "memory");
 }
+// What this thread has read of shared memory is read before a bulk copy may overwrite it: see attn_res_mix.cu.
+__device__ void have_read() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ void meet() { asm volatile("bar.sync 1, %0;" ::"n"(WORKERS) : "memory"); }
 
 __device__ int chunk_of(int length, int least, int most) {
@@ -354,6 +356,7 @@ __device__ void attend_all(const Arguments& a, Memory& m) {
     if (item.n < 0) break;
     uint32_t q[STEPS][4];
     const float grown = take_queries(q, m.queries, a.heads, half, lane);
+    have_read();
     __syncwarp();
     if (lane == 0) arrive(m.taken);
     const int tiles = (item.rows + ROWS - 1) / ROWS;
@@ -426,6 +429,7 @@ __device__ void attend_all(const Arguments& a, Memory& m) {
           weights[j >> 1][(j & 1) * 2 + 1] = factors(z, w);
         }
         add_values(acc, weights, ring + before * TILE + values_at);
+        have_read();
         __syncwarp();
         if (lane == 0) arrive(m.empty[before]);
       }
