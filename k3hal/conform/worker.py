@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -155,8 +156,16 @@ class Judge:
         return True
 
 
+def _end_with(parent: int) -> None:
+    """A run that was killed cannot end a worker that hangs, which may hold a device: it ends itself."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
 def serve(events: int) -> None:
-    """Do tasks until standard input ends or the device is spent."""
+    """Do tasks until standard input ends, the run is gone or the device is spent."""
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     with os.fdopen(events, "w", buffering=1) as out:
 
         def emit(**event: Any) -> None:

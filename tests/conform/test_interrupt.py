@@ -74,3 +74,29 @@ def test_the_folder_of_a_killed_run_is_swept_and_that_of_a_running_one_is_not(tm
         process.communicate()
     _write(out)
     assert sorted(_left(tmp_path)) == [mine.name, "out"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes by Linux's /proc")
+def test_a_hanging_worker_does_not_outlive_a_killed_run(tmp_path: Path) -> None:
+    (tmp_path / "at").mkdir()
+    with _start(tmp_path) as process:
+        assert len(_of_the_run(tmp_path)) > 1
+        process.kill()
+        process.communicate()
+    deadline = time.monotonic() + 20
+    while _of_the_run(tmp_path):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def _of_the_run(tmp_path: Path) -> list[int]:
+    """The processes that run with `_start`'s environment."""
+    found, mine = [], f"HANGING_FILE={tmp_path / 'hangs'}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:  # another's, or gone
+            continue
+        if mine in environment:
+            found.append(int(folder.name))
+    return found
