@@ -110,6 +110,31 @@ def segment_length(rows: int, count: int, heads: int, processors: int) -> int:
     return -(-rows // (wanted * CHUNK)) * CHUNK
 
 
+def _taken(lower_bound: float | None) -> float:
+    if lower_bound is None or lower_bound < LEAST_BOUND:
+        raise UnsupportedError(
+            f"hopper's kda_prefill takes bounds from {LEAST_BOUND:g} on, this is {lower_bound}",
+            hint="choose other providers with --ops",
+        )
+    return lower_bound
+
+
+def _sweep(
+    kernels: Kernels, arguments: SweepArguments, joined: JoinArguments | None, heads: int, parts: int, count: int
+) -> None:
+    if joined is not None:
+        kernels.carry.launch((heads, parts), kernels.carry_threads, arguments)
+        kernels.join.launch((heads * 8, count), THREADS, joined)
+    kernels.sweep.launch((heads, parts + 1), kernels.sweep_threads, arguments)
+
+
+def _put_back(*caches: tuple[Tensor, Tensor]) -> None:
+    """What was worked on as a copy goes to where it came from."""
+    for cache_, copy in caches:
+        if copy is not cache_:
+            cache_.copy_(copy)
+
+
 def _of(segments: bool = True, tiles: int = 2, packed: bool = False) -> Callable[..., Tensor]:
     def kda_prefill(
         qkv: Tensor,
@@ -129,11 +154,7 @@ def _of(segments: bool = True, tiles: int = 2, packed: bool = False) -> Callable
         eps: float,
     ) -> Tensor:
         """See the operator. Prepared by `laid_out`. A cache whose slots are not aligned is worked on as a copy."""
-        if lower_bound is None or lower_bound < LEAST_BOUND:
-            raise UnsupportedError(
-                f"hopper's kda_prefill takes bounds from {LEAST_BOUND:g} on, this is {lower_bound}",
-                hint="choose other providers with --ops",
-            )
+        bound = _taken(lower_bound)
         (rows, heads, dim), device = raw_gate.shape, qkv.device
         out = torch.empty((rows, heads * dim), dtype=qkv.dtype, device=device)
         if not rows:
@@ -149,15 +170,11 @@ def _of(segments: bool = True, tiles: int = 2, packed: bool = False) -> Callable
         sizes = scratch.data_ptr() + chunks * RECORD
         sequences = slots.data_ptr(), cu_seqlens.data_ptr(), has_state.data_ptr()
         if count:
-            kernels.operands.launch(
-                (heads, places), THREADS,
-                OperandArguments(
-                    qkv.data_ptr(), raw_gate.data_ptr(), beta_logits.data_ptr(), conv_weight.data_ptr(),
-                    A_log.data_ptr(), dt_bias.data_ptr(), past.data_ptr(), *sequences, w, u, q, n, m, keep, sizes,
-                    qkv.stride(0), raw_gate.stride(0), beta_logits.stride(0), past.stride(0),
-                    count, heads, places, lower_bound,
-                ),
-            )  # fmt: skip
+            inputs = qkv, raw_gate, beta_logits, conv_weight, A_log, dt_bias, past
+            strides = (x.stride(0) for x in (qkv, raw_gate, beta_logits, past))
+            pointers = *(x.data_ptr() for x in inputs), *sequences, w, u, q, n, m, keep, sizes
+            given = OperandArguments(*pointers, *strides, count, heads, places, bound)
+            kernels.operands.launch((heads, places), THREADS, given)
         length = segment_length(rows, count, heads, kernels.processors) if segments else 0
         parts = rows // length + count if length else count
         # What segments begin with, then what each adds to a state and makes of one.
@@ -168,14 +185,9 @@ def _of(segments: bool = True, tiles: int = 2, packed: bool = False) -> Callable
             out_gate.data_ptr(), norm_weight.data_ptr(), out.data_ptr(), held.stride(0), qkv.stride(0), past.stride(0),
             out_gate.stride(0), count, rows, heads, parts, length, places, eps,
         )  # fmt: skip
-        if length:
-            kernels.carry.launch((heads, parts), kernels.carry_threads, arguments)
-            joined = JoinArguments(held.data_ptr(), *sequences, begins, carried, held.stride(0), heads, length)
-            kernels.join.launch((heads * 8, count), THREADS, joined)
-        kernels.sweep.launch((heads, parts + 1), kernels.sweep_threads, arguments)
-        for cache_, copy in ((conv_state, past), (state, held)):
-            if copy is not cache_:
-                cache_.copy_(copy)
+        joined = JoinArguments(held.data_ptr(), *sequences, begins, carried, held.stride(0), heads, length)
+        _sweep(kernels, arguments, joined if length else None, heads, parts, count)
+        _put_back((conv_state, past), (state, held))
         return out
 
     return kda_prefill

@@ -59,4 +59,4 @@ def test_the_page_shows_the_committed_results(path: Path, tmp_path: Path) -> Non
 
 def test_there_are_committed_results() -> None:
     kinds = {json.loads(path.read_text(encoding="utf-8"))["schema"] for path in RESULTS}
-    assert kinds == {"k3hal.bench_engine/1", "k3hal.bench_dispatch/1", "k3hal.bench_dump/1"}
+    assert kinds == {"k3hal.bench_engine/1", "k3hal.bench_dispatch/1", "k3hal.bench_dump/1", "k3hal.op_bench/1"}
