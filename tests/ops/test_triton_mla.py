@@ -74,8 +74,8 @@ def test_decoding_for_many_heads_fits_nvidia(target: str) -> None:
 
     tile = {"HEADS": 96, "BLOCK_H": 64, "ROWS": 64, "CHUNK": 1024, "SPLITS": 128, "STAGES": 2}
     made = compile_for(kernels("mla_decode")._attend_upright, target, DECODE, {**K3, **tile}, warps=8)
-    # As measured: the bytes of stack a thread has; 32 by Triton 3.6 on sm_90.
-    assert made.spills <= {"sm_90": 280, "sm_100": 408}[target]
+    # As measured with Triton 3.7: the bytes of stack a thread has; 32 by 3.6 on sm_90, 408 by 3.9 on sm_100.
+    assert made.spills <= {"sm_90": 280, "sm_100": 1048}[target]
     assert made.shared <= MOST_SHARED[target]
     assert {"sm_90": "wgmma.mma_async", "sm_100": "tcgen05.mma"}[target] in made.text
 
@@ -96,8 +96,8 @@ def test_prefill_compiles_to_matrix_instructions(target: str) -> None:
         "BLOCK_D": 128, "BLOCK_P": 64, "BLOCK_V": 128, "QUERIES": queries, "KEYS": keys, "STAGES": stages,
     }  # fmt: skip
     made = compile_for(kernels("mla_prefill")._attend, target, types, constants, warps=warps)
-    # As measured: the bytes of stack a thread has on sm_100; none elsewhere.
-    assert made.spills <= (40 if target == "sm_100" else 0)
+    # As measured with Triton 3.7: the bytes of stack a thread has on sm_100; none elsewhere.
+    assert made.spills <= (48 if target == "sm_100" else 0)
     assert made.shared <= MOST_SHARED[target]
     wanted = {"sm_90": "wgmma.mma_async", "sm_100": "tcgen05.mma"}.get(target, "v_mfma")
     assert wanted in made.text
