@@ -106,5 +106,5 @@ def test_sampling_from_the_vocabulary_of_k3_compiles(target: str) -> None:
     weigh = compile_for(sample._weigh, target, types, {**sizes, "LANES": sample.LANES}, warps=8)
     choose = compile_for(sample._choose, target, types, {**sizes, "WIDTH": 33, "LANES": sample.LIST_LANES}, warps=16)
     assert weigh.spills == 0
-    # As measured with Triton 3.7, in bytes of stack and in registers: tiles of 32 ranges in fp64 take what 16 warps have.
+    # As measured with Triton 3.7, in bytes of stack and in registers: 32 ranges in fp64 take what 16 warps have.
     assert choose.spills <= {"sm_90": 328, "sm_100": 392, "gfx950": 79, "gfx942": 72}[target]

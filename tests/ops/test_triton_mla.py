@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -70,12 +71,14 @@ def test_decoding_compiles_without_spills_and_reads_ahead(target: str) -> None:
 
 @pytest.mark.parametrize("target", ["sm_90", "sm_100"])
 def test_decoding_for_many_heads_fits_nvidia(target: str) -> None:
+    if target == "sm_100" and version("triton") < "3.9":
+        pytest.skip("older Tritons give this kernel more shared memory than a multiprocessor of sm_100 has")
     from k3hal.backends.triton._triton import kernels
 
     tile = {"HEADS": 96, "BLOCK_H": 64, "ROWS": 64, "CHUNK": 1024, "SPLITS": 128, "STAGES": 2}
     made = compile_for(kernels("mla_decode")._attend_upright, target, DECODE, {**K3, **tile}, warps=8)
-    # As measured with Triton 3.7: the bytes of stack a thread has; 32 by 3.6 on sm_90, 408 by 3.9 on sm_100.
-    assert made.spills <= {"sm_90": 280, "sm_100": 1048}[target]
+    # As measured: the bytes of stack a thread has; 32 by Triton 3.6 on sm_90.
+    assert made.spills <= {"sm_90": 280, "sm_100": 408}[target]
     assert made.shared <= MOST_SHARED[target]
     assert {"sm_90": "wgmma.mma_async", "sm_100": "tcgen05.mma"}[target] in made.text
 
