@@ -12,7 +12,8 @@ from k3hal.dispatch.ops.copy_pages import copy_pages
 from k3hal.dispatch.ops.sample import sample
 from k3hal.dispatch.ops.step_metadata import step_metadata
 from k3hal.engine.cache.arena import CacheArena
-from k3hal.engine.cache.paged import PagedCache
+from k3hal.engine.cache.policy import make_policy
+from k3hal.engine.cache.prefix import PrefixCache
 from k3hal.engine.core import EngineCore
 from k3hal.engine.interface import EngineInfo, EngineOutput, EngineRequest
 from k3hal.engine.runner import ModelRunner
@@ -36,6 +37,9 @@ class Harness:
     max_model_len: int = 64
     max_queue: int = 1000
     page_tokens: int = 4
+    policy: str = "none"
+    match_unit: int = 4
+    steps: int = 0
     skip_copies: bool = False
     pages_copied: int = 0
     outputs: dict[str, list[EngineOutput]] = field(default_factory=dict)
@@ -44,7 +48,15 @@ class Harness:
         layout = fold_layout(self.page_tokens)
         # NaN wherever nobody has written.
         self.arena = CacheArena(layout, torch.full((self.num_runs * layout.run_bytes,), 255, dtype=torch.uint8))
-        self.cache = PagedCache(layout, self.num_runs, self.max_num_seqs, self.max_model_len)
+        self.cache = PrefixCache(
+            layout.geometry,
+            self.num_runs,
+            self.max_num_seqs,
+            self.max_model_len,
+            policy=make_policy(self.policy),
+            match_unit=self.match_unit,
+            clock=lambda: float(self.steps),
+        )
         self.scheduler = Scheduler(
             self.cache,
             max_num_seqs=self.max_num_seqs,
@@ -75,6 +87,7 @@ class Harness:
         return outputs
 
     def step(self) -> list[EngineOutput]:
+        self.steps += 1
         return self.keep(self.core.step())
 
     def run(self, max_steps: int = 5000) -> None:
@@ -90,8 +103,10 @@ class Harness:
         return self.outputs[name][-1].finish_reason
 
     def assert_clean(self) -> None:
-        """Nothing runs, and every page and slot is back."""
+        """Nothing runs, and every page and slot is back once the cache has forgotten what it kept."""
         assert self.scheduler.idle
+        assert self.cache.usage == 0.0
+        self.cache.forget()
         pool = self.cache.pool
         assert pool.num_free_runs == pool.num_runs - 1
         assert pool.num_free_pages == pool.num_pages - pool.run
