@@ -12,10 +12,11 @@ from k3hal.dispatch.ops.copy_pages import copy_pages
 from k3hal.dispatch.ops.sample import sample
 from k3hal.dispatch.ops.step_metadata import step_metadata
 from k3hal.engine.cache.arena import CacheArena
+from k3hal.engine.cache.keys import NO_CONTEXT
 from k3hal.engine.cache.policy import make_policy
 from k3hal.engine.cache.prefix import PrefixCache
 from k3hal.engine.core import EngineCore
-from k3hal.engine.interface import EngineInfo, EngineOutput, EngineRequest
+from k3hal.engine.interface import EngineInfo, EngineOutput, EngineRequest, PrefixContext
 from k3hal.engine.runner import ModelRunner
 from k3hal.engine.sampler import Sampler
 from k3hal.engine.scheduler import Scheduler
@@ -75,8 +76,15 @@ class Harness:
         if not self.skip_copies:
             copy_pages(arena, src, dst)
 
-    def add(self, name: str, prompt: list[int], params: SamplingParams, priority: int = 0) -> None:
-        self.core.add(EngineRequest(name, prompt, params, priority))
+    def add(
+        self,
+        name: str,
+        prompt: list[int],
+        params: SamplingParams,
+        priority: int = 0,
+        context: PrefixContext = NO_CONTEXT,
+    ) -> None:
+        self.core.add(EngineRequest(name, prompt, params, priority, context=context))
         self.outputs[name] = []
 
     def keep(self, outputs: list[EngineOutput]) -> list[EngineOutput]:
@@ -114,8 +122,13 @@ class Harness:
         assert not self.cache.num_pages.any()
 
 
-def greedy_by_hand(prompt: list[int], params: SamplingParams, room: int) -> tuple[list[int], str]:
-    """The answer to a greedy request from the definition alone: no engine, no cache."""
+def greedy_by_hand(
+    prompt: list[int], params: SamplingParams, room: int, poison: frozenset[int] = frozenset()
+) -> tuple[list[int], str]:
+    """The answer to a greedy request from the definition alone: no engine, no cache.
+
+    After a token of `poison` the logits are not finite.
+    """
     prefix = 0
     for token in prompt:
         prefix = fold(prefix, token)
@@ -123,6 +136,8 @@ def greedy_by_hand(prompt: list[int], params: SamplingParams, room: int) -> tupl
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else {EOS})
     output: list[int] = []
     while True:
+        if (output or prompt)[-1] in poison:
+            return output, "error"
         logits = fold_logits(prefix)
         if len(output) < params.min_tokens:
             logits[list(stops)] = -np.inf

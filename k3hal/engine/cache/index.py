@@ -37,7 +37,7 @@ class PrefixIndex:
         )
         self.table = SnapshotTable()
         self.seen = SeenUnits()
-        self._store, self._policy, self._stats, self._clock = store, policy, stats, clock
+        self._store, self.policy, self._stats, self._clock = store, policy, stats, clock
         self._page_moved = page_moved
 
     def match(self, keys: UnitKeys, token_ids: np.ndarray, limit: int) -> Match:
@@ -46,7 +46,7 @@ class PrefixIndex:
     def touch(self, node: Node) -> None:
         """A prompt begins with the snapshot of `node`."""
         now, entry = self._clock(), node.entry
-        self._policy.reused(self.table, entry, now)
+        self.policy.reused(self.table, entry, now)
         self.table.used[entry] = now
         self.table.uses[entry] += 1
 
@@ -117,15 +117,15 @@ class PrefixIndex:
             return True
         table, now = self.table, self._clock()
         entries = table.entries()
-        table.score[entries] = self._policy.scores(table, entries, now)
+        table.score[entries] = self.policy.scores(table, entries, now)
         before = self._store.freed_by_index
         while pool.num_free_pages < count and entries.size:
             victim = int(entries[table.score[entries].argmin()])
             if wanted is not None and victim == wanted.entry:
                 break
-            self._policy.dropped(table, victim, now)
+            self.policy.dropped(table, victim, now)
             changed = self._give_up(victim)
-            table.score[changed] = self._policy.scores(table, changed, now)
+            table.score[changed] = self.policy.scores(table, changed, now)
             self._stats.snapshots_evicted += 1
             entries = table.entries()
         self._stats.pages_evicted += self._store.freed_by_index - before

@@ -70,6 +70,10 @@ class PrefixCache:
         """Fraction of the memory that is held for later sequences only."""
         return self.pool.usage - self.usage
 
+    def use(self, policy: RetentionPolicy) -> None:
+        """Keep by another policy from now on. What there is stays until that one gives it up."""
+        self.policy = self.index.policy = policy
+
     def longest_sequence(self) -> int:
         table = self.page_table.shape[1] * self.page_tokens
         if not self.geometry.has_kv:
