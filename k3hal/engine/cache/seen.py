@@ -18,10 +18,10 @@ class SeenUnits:
         self._mask = np.uint64(places - 1)
 
     def known(self, chain: bytes | bytearray, units: int) -> int:
-        """How many leading units of a chain of digests were seen."""
+        """How many leading units of a chain of digests were seen. The last one known speaks for those before it."""
         short = _short(chain, units)
-        missing = np.flatnonzero(self._table[short & self._mask] != short)
-        return int(missing[0]) if missing.size else units
+        known = np.flatnonzero(self._table[short & self._mask] == short)
+        return int(known[-1]) + 1 if known.size else 0
 
     def note(self, chain: bytes | bytearray, units: int) -> None:
         short = _short(chain, units)
