@@ -11,7 +11,6 @@ import numpy as np
 from k3hal.engine.cache.keys import PrefixNames
 from k3hal.engine.cache.reuse import Prospect
 from k3hal.engine.cache.snapshots import SnapshotTable
-from k3hal.errors import UsageError
 
 
 class Kind(IntEnum):
@@ -69,7 +68,7 @@ class RetentionPolicy(Protocol):
 
     name: str
 
-    def stops(self, facts: PromptFacts) -> list[Stop]:
+    def stops(self, table: SnapshotTable, facts: PromptFacts) -> list[Stop]:
         """Where to take snapshots while a prompt is computed; positions not after `facts.cached` are ignored."""
         ...
 
@@ -107,7 +106,7 @@ class Recency:
 
     name = "recency"
 
-    def stops(self, facts: PromptFacts) -> list[Stop]:
+    def stops(self, table: SnapshotTable, facts: PromptFacts) -> list[Stop]:
         return []
 
     def next_decode_stop(self, position: int, unit: int) -> int | None:
@@ -146,7 +145,7 @@ class PromptEnd(Recency):
 
     name = "prompt"
 
-    def stops(self, facts: PromptFacts) -> list[Stop]:
+    def stops(self, table: SnapshotTable, facts: PromptFacts) -> list[Stop]:
         return [Stop(facts.last, Kind.PROMPT_END)]
 
 
@@ -155,7 +154,7 @@ class SecondHit(Recency):
 
     name = "second-hit"
 
-    def stops(self, facts: PromptFacts) -> list[Stop]:
+    def stops(self, table: SnapshotTable, facts: PromptFacts) -> list[Stop]:
         return [Stop(facts.matched, Kind.JUNCTION)]
 
     def keeps_end(self, num_tokens: int, *, preempted: bool) -> bool:
@@ -169,7 +168,7 @@ class Interval(Recency):
         self.name = f"interval:{tokens}"
         self._tokens = tokens
 
-    def stops(self, facts: PromptFacts) -> list[Stop]:
+    def stops(self, table: SnapshotTable, facts: PromptFacts) -> list[Stop]:
         step = self._step(facts.unit)
         first = facts.cached // step * step + step
         stops = [Stop(at, Kind.INTERVAL) for at in range(first, facts.last, step)]

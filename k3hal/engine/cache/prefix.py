@@ -262,7 +262,9 @@ class PrefixCache:
     def _plan_stops(self, row: int, facts: PromptFacts) -> None:
         self._prompts[row] = facts
         wished = {
-            stop.position: stop for stop in self.policy.stops(facts) if facts.cached < stop.position < facts.num_tokens
+            stop.position: stop
+            for stop in self.policy.stops(self.index.table, facts)
+            if facts.cached < stop.position < facts.num_tokens
         }
         self._stops[row] = [wished[position] for position in sorted(wished, reverse=True)]
         self._arm(row, facts.cached)

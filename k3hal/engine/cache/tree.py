@@ -55,7 +55,7 @@ class Match:
 
 
 class PrefixTree:
-    """Nodes by digest. Knows nothing of memory: `hold` and `drop` are told which pages a node begins and ceases to name.
+    """Nodes by digest. Knows nothing of memory: `hold` and `drop` are told which pages a node names, or no longer.
 
     `numbered` holds the nodes by `Node.number`, and `owner` int32 [num_pages] the number of one node that names a page;
     any other that does is its neighbour.
