@@ -10,6 +10,7 @@ import pytest
 
 from k3hal.engine.cache.keys import NO_CONTEXT, UnitKeys
 from k3hal.engine.cache.store import PageStore
+from k3hal.engine.request import Request
 
 from .cache_script import Run, fails, play_many, random_script, shrink
 from .harness import Harness
@@ -83,13 +84,12 @@ def units_named_without_what_precedes_them(harness: Harness) -> None:
 
 
 def hits_that_reach_one_unit_too_far(harness: Harness) -> None:
-    admit = harness.cache.admit
+    start = harness.scheduler._start
 
-    def longer(row: int, ids: np.ndarray, *rest: Any, **more: Any) -> int | None:
-        cached = admit(row, ids, *rest, **more)
-        return cached + 1 if cached and cached + 1 < ids.size else cached
+    def farther(request: Request, row: int, cached: int) -> None:
+        start(request, row, cached + 1 if cached and cached + 1 < request.num_tokens else cached)
 
-    harness.cache.admit = longer
+    harness.scheduler._start = farther
 
 
 def a_failed_step_forgets_nothing(harness: Harness) -> None:

@@ -37,6 +37,7 @@ class CostAware:
     """
 
     name = "cost"
+    shares = True
 
     def __init__(self) -> None:
         self._odds = ReuseOdds(_KINDS * (2 + 6 * _BUCKETS + 120))
@@ -84,7 +85,8 @@ class CostAware:
 
     def added(self, table: SnapshotTable, entry: int, name: bytes) -> None:
         prospect = self._prospects.get(name)
-        if table.kind[entry] == Kind.PREEMPTED:
+        if table.kind[entry] in (Kind.PREEMPTED, Kind.AWAITED):
+            # Somebody waits for it.
             table.chance[entry], table.interval[entry] = 1.0, 1.0
         elif prospect is not None:
             self._take(table, entry, prospect)

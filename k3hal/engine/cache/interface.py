@@ -68,6 +68,13 @@ class SequenceCache(Protocol):
         """What names a sequence's prefixes; kept with the sequence and given to `admit`, it is computed once."""
         ...
 
+    def defer(self, token_ids: np.ndarray, keys: UnitKeys) -> bool:
+        """Whether a sequence better waits: a running one is about to leave a longer prefix of it than there is now.
+
+        That one stops there, on its way or at its end, so the wait ends.
+        """
+        ...
+
     def admit(
         self,
         row: int,

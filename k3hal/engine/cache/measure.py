@@ -22,9 +22,9 @@ _PROMPT = 12_000
 
 
 def measure(repeats: int = 200, units: int = 100_000) -> dict[str, float]:
-    """Medians: `hash_lookup_12k_us` a prompt of 12,000 tokens found in the cache, `next_turn_us` the same with 1,000 new
-    tokens when the first are hashed already, `pages_100_us` 100 pages taken and given back, `step_256_us` all the scheduler
-    and the cache do in a step in which 256 sequences decode; and `index_bytes_per_unit` with `units` match units known.
+    """Medians: `hash_lookup_12k_us` a prompt of 12,000 tokens found in the cache, `next_turn_us` the same with 1,000
+    new tokens when the first are hashed already, `pages_100_us` 100 pages taken and given back, `step_256_us` all that
+    scheduler and cache do in a step in which 256 sequences decode; and `index_bytes_per_unit` with `units` units known.
     """
     cache = _filled(200)
     prompt = _prompt(0)
@@ -72,7 +72,7 @@ def _step(num_seqs: int, repeats: int) -> float:
     scheduler = Scheduler(cache, max_num_seqs=num_seqs, max_num_batched_tokens=1 << 16, max_queue=0)
     params = SamplingParams(temperature=0.0, max_tokens=8000, ignore_eos=True)
     for i in range(num_seqs):
-        asked = EngineRequest(str(i), _prompt(i)[: 100 + i], params)
+        asked = EngineRequest(str(i), _prompt(i)[: 100 + i].tolist(), params)
         limits = {
             "vocab_size": 150_000,
             "max_model_len": 1 << 14,

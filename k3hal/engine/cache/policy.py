@@ -24,6 +24,7 @@ class Kind(IntEnum):
     SEQUENCE_END = 5
     PREEMPTED = 6
     NEAR_END = 7
+    AWAITED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,8 @@ class RetentionPolicy(Protocol):
     """Where snapshots are taken and which is given up first. One instance serves one cache."""
 
     name: str
+    shares: bool
+    """Whether a prompt stops where another that came meanwhile begins to differ from it, and that one waits for it."""
 
     def stops(self, table: SnapshotTable, facts: PromptFacts) -> list[Stop]:
         """Where to take snapshots while a prompt is computed; positions not after `facts.cached` are ignored."""
@@ -105,6 +108,7 @@ class Recency:
     """The parts that policies without a model of reuse share: what was used least recently goes first."""
 
     name = "recency"
+    shares = True
 
     def stops(self, table: SnapshotTable, facts: PromptFacts) -> list[Stop]:
         return []
@@ -135,6 +139,7 @@ class Nothing(Recency):
     """No snapshot at all."""
 
     name = "none"
+    shares = False
 
     def keeps_end(self, num_tokens: int, *, preempted: bool) -> bool:
         return False

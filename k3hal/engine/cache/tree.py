@@ -169,7 +169,7 @@ class PrefixTree:
             node = child
             path.append(node)
             length = min(node.end // self.unit, units) - at
-            shared = _common(node.digests, chain[at * size : (at + length) * size])
+            shared = common_digests(node.digests, chain[at * size : (at + length) * size])
             at += shared
             if at * self.unit < node.end:
                 break
@@ -260,7 +260,7 @@ class PrefixTree:
                 self._rename_from(child, old, new)
 
 
-def _common(left: bytes, right: bytes) -> int:
+def common_digests(left: bytes, right: bytes) -> int:
     """Digests that two runs share at their start. In a chain the first difference makes all later ones differ."""
     length = min(len(left), len(right)) // DIGEST_BYTES
     if left[: length * DIGEST_BYTES] == right[: length * DIGEST_BYTES]:
