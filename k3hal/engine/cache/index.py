@@ -13,7 +13,7 @@ from k3hal.engine.cache.seen import SeenUnits
 from k3hal.engine.cache.snapshots import SnapshotTable
 from k3hal.engine.cache.stats import CacheStats
 from k3hal.engine.cache.store import PageStore
-from k3hal.engine.cache.tree import NO_SLOT, Match, Node, PrefixTree
+from k3hal.engine.cache.tree import NO_SLOT, Match, Node, PrefixTree, below
 
 _UNPAID = -1
 """Stands for the slot of a snapshot while memory is made for it."""
@@ -104,12 +104,11 @@ class PrefixIndex:
         while above is not None:
             wrong.append(above)
             above = above.parent
-        below = [node]
-        while below:
-            step = below.pop()
+        after = [node]
+        while after:
+            step = after.pop()
             wrong.append(step)
-            below += step.children.values()
-            below += (tail for same in step.tails.values() for tail in same.values())
+            after += below(step)
         for step in wrong:
             if step.slot:
                 self._give_up(step.entry)
@@ -167,4 +166,4 @@ class PrefixIndex:
     def _moved(self, old: np.ndarray, new: np.ndarray) -> None:
         self._page_moved(old, new)
         for source, target in zip(old.tolist(), new.tolist(), strict=True):
-            self.tree.rename(source, target)
+            self.tree.rename(source, target, self._store.names(target))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from k3hal.engine.cache.tree import NO_SLOT, Node
+from k3hal.engine.cache.tree import NO_SLOT, Node, below
 
 NONE = -1
 _COLUMNS = (
@@ -124,9 +124,7 @@ def _snapshots_below(node: Node) -> Iterator[Node]:
     stack = [node]
     while stack:
         step = stack.pop()
-        for tails in step.tails.values():
-            yield from (tail for tail in tails.values() if tail.slot)
-        for child in step.children.values():
+        for child in below(step):
             if child.slot:
                 yield child
             else:

@@ -57,8 +57,8 @@ class Match:
 class PrefixTree:
     """Nodes by digest. Knows nothing of memory: `hold` and `drop` are told which pages a node names, or no longer.
 
-    `numbered` holds the nodes by `Node.number`, and `owner` int32 [num_pages] the number of one node that names a page;
-    any other that does is its neighbour.
+    `numbered` holds the nodes by `Node.number`, and `owner` int32 [num_pages] the number of one node that names a page, or
+    of the node that one hangs on.
     """
 
     def __init__(
@@ -129,16 +129,22 @@ class PrefixTree:
             return self._merge(node)
         return node
 
-    def rename(self, old: int, new: int) -> None:
-        """A page moved: every node that names it does so under its new number."""
+    def rename(self, old: int, new: int, names: int) -> None:
+        """A page moved: the `names` nodes that name it do so under its new number.
+
+        They follow from each other, or hang on the same node: they are of one sequence.
+        """
         owner = int(self.owner[old])
         self.owner[old], self.owner[new] = -1, owner
-        node = self.numbered[owner] if owner >= 0 else None
+        node = self.numbered[owner] if names else None
         if node is None:
             return
         while node.parent is not None and old in node.parent.pages[-1:]:
             node = node.parent
-        self._rename_from(node, old, new)
+        names -= self._rename_from(node, old, new, whatever=True)
+        if names and node.parent is not None:
+            names -= sum(self._rename_from(other, old, new) for other in below(node.parent))
+        assert not names, f"page {old} is named by nodes that were not found"
 
     def nodes(self) -> Iterator[Node]:
         """Every node but the root."""
@@ -249,15 +255,20 @@ class PrefixTree:
         else:
             del parent.children[node.digests[:DIGEST_BYTES]]
 
-    def _rename_from(self, node: Node, old: int, new: int) -> None:
-        """In a node, and in those below that share its last page."""
+    def _rename_from(self, node: Node, old: int, new: int, *, whatever: bool = False) -> int:
+        """In a node and in those below that begin in the same page; in how many. `whatever` looks below in any case."""
         places = np.flatnonzero(node.pages == old)
-        if not places.size:
-            return
         node.pages[places] = new
-        for child in (*node.children.values(), *(tail for same in node.tails.values() for tail in same.values())):
-            if child.start % self.page_tokens:
-                self._rename_from(child, old, new)
+        if not places.size and not whatever:
+            return 0
+        return places.size + sum(self._rename_from(other, old, new) for other in below(node))
+
+
+def below(node: Node) -> Iterator[Node]:
+    """The nodes right below."""
+    yield from node.children.values()
+    for tails in node.tails.values():
+        yield from tails.values()
 
 
 def common_digests(left: bytes, right: bytes) -> int:
