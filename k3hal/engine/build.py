@@ -22,7 +22,8 @@ from k3hal.dispatch.runtime import DeviceRuntime, runtime_for
 from k3hal.engine.async_engine import AsyncEngine
 from k3hal.engine.cache.arena import CacheArena
 from k3hal.engine.cache.layout import CacheLayout
-from k3hal.engine.cache.paged import PagedCache
+from k3hal.engine.cache.policy import RetentionPolicy
+from k3hal.engine.cache.prefix import PrefixCache
 from k3hal.engine.core import EngineCore
 from k3hal.engine.generation_config import read_generation_config
 from k3hal.engine.interface import EngineInfo
@@ -96,13 +97,27 @@ def build(folder: Path, options: EngineOptions) -> BuiltEngine:
     )
     sampler = Sampler(config.vocab_size, info.max_num_seqs, arena.pages.device, ops.fn("sample"))
     runner = ModelRunner(loaded, arena, sampler, ops.fn("step_metadata"), ops.fn("copy_pages"))
-    core = assemble_core(runner, arena, info, defaults)
+    core = assemble_core(runner, arena, info, defaults, options.policy(), options.prefix_match_unit)
     return BuiltEngine(AsyncEngine(core), runner, tokenizer, folder.name, dataclasses.asdict(defaults), plan, memory)
 
 
-def assemble_core(runner: ModelRunner, arena: CacheArena, info: EngineInfo, defaults: GenerationDefaults) -> EngineCore:
+def assemble_core(
+    runner: ModelRunner,
+    arena: CacheArena,
+    info: EngineInfo,
+    defaults: GenerationDefaults,
+    policy: RetentionPolicy,
+    match_unit: int,
+) -> EngineCore:
     """Cache and scheduler over an arena, and the core that drives them."""
-    cache = PagedCache(arena.layout, arena.num_slots, info.max_num_seqs, info.max_model_len)
+    cache = PrefixCache(
+        arena.layout.geometry,
+        arena.num_slots,
+        info.max_num_seqs,
+        info.max_model_len,
+        policy=policy,
+        match_unit=match_unit,
+    )
     scheduler = Scheduler(
         cache,
         max_num_seqs=info.max_num_seqs,

@@ -170,14 +170,17 @@ class EngineCore:
         return outputs
 
     def _fail(self, plan: StepPlan, requests: list[Request], reason: str) -> list[EngineOutput]:
-        """End what a failed step touched: its sequences, and every running one when pages were being moved."""
+        """End what a failed step touched: its sequences, and when pages were being moved, everything in the cache."""
         self._failed_steps += 1
         if self._failed_steps >= FAILED_STEPS_UNTIL_DEAD:
             return self.die(reason)
         lost = list(self.scheduler.running) if len(plan.copies) else requests
         for request in lost:
             request.finish_reason, request.error = "error", reason
-        return self._finish(lost)
+        outputs = self._finish(lost)
+        if len(plan.copies):
+            self.scheduler.cache.forget()
+        return outputs
 
     def _finish(self, requests: list[Request]) -> list[EngineOutput]:
         """Forget requests that end without a token, and tell so."""

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from k3hal.engine.cache.keys import NO_CONTEXT
+from k3hal.engine.cache.keys import PrefixContext as PrefixContext
 from k3hal.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -17,13 +19,17 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One sequence to continue. `n > 1` is several requests; the caller fans out. Lower `priority` numbers go first."""
+    """One sequence to continue. `n > 1` is several requests; the caller fans out. Lower `priority` numbers go first.
+
+    `context` says which earlier sequences the prompt may share a prefix with.
+    """
 
     request_id: str
     prompt_token_ids: Sequence[int]
     params: SamplingParams
     priority: int = 0
     arrival_time: float = field(default_factory=time.monotonic)
+    context: PrefixContext = NO_CONTEXT
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from k3hal.dispatch.select import FallbackPolicy
 from k3hal.dispatch.words import nearest
+from k3hal.engine.cache.policy import RetentionPolicy, make_policy
 from k3hal.errors import UsageError
 
 DType = Literal["auto", "float32", "bfloat16"]
@@ -26,7 +27,9 @@ class EngineOptions:
     `memory_budget` GB (1e9 bytes) for weights, cache and workspace; `max_model_len` tokens of prompt and output
     together; `max_num_seqs` sequences and `max_num_batched_tokens` tokens in one step; `max_queue` requests that may
     wait; `plan` a saved dispatch plan to pin; `ops` provider overrides; `tokenizer` a directory other than the model's;
-    `mla_latent_norm_eps` the epsilon of the MLA latents' norms.
+    `mla_latent_norm_eps` the epsilon of the MLA latents' norms; `prefix_cache_policy` what of earlier sequences is kept
+    (`cost`, `second-hit`, `prompt`, `interval` or `none`), `prefix_match_unit` the tokens in which prefixes are
+    compared, `prefix_cache_retention_interval` the tokens between the snapshots of `interval`.
     """
 
     device: str = "auto"
@@ -42,6 +45,9 @@ class EngineOptions:
     fallback: FallbackPolicy = "warn"
     tokenizer: str | Path | None = None
     mla_latent_norm_eps: float = 1e-6
+    prefix_cache_policy: str = "cost"
+    prefix_match_unit: int = 128
+    prefix_cache_retention_interval: int | None = None
 
     @classmethod
     def of(cls, **options: Any) -> EngineOptions:
@@ -65,8 +71,9 @@ class EngineOptions:
         ):
             if not isinstance(getattr(self, name), kind):
                 raise UsageError(f"{name} is {getattr(self, name)!r:.100}", hint=f"it is {what}")
-        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "prefix_cache_retention_interval"):
             self._check_integer(name, 1)
+        self._check_integer("prefix_match_unit", 1)
         self._check_integer("max_queue", 0)
         if self.max_model_len == 1:
             raise UsageError("max_model_len is 1", hint="a prompt and one answer take at least 2 tokens")
@@ -76,6 +83,7 @@ class EngineOptions:
             raise UsageError(
                 f"mla_latent_norm_eps is {self.mla_latent_norm_eps!r}", hint="it is a small positive number"
             )
+        self.policy()
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.num_seqs:
             raise UsageError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, below max_num_seqs {self.max_num_seqs}",
@@ -89,6 +97,18 @@ class EngineOptions:
     @property
     def queue(self) -> int:
         return DEFAULT_MAX_QUEUE if self.max_queue is None else self.max_queue
+
+    def policy(self) -> RetentionPolicy:
+        """A new policy as asked for. Raises `UsageError`."""
+        name, interval = self.prefix_cache_policy, self.prefix_cache_retention_interval
+        if not isinstance(name, str):
+            raise UsageError(f"prefix_cache_policy is {name!r:.100}", hint="it is a policy's name")
+        if interval is not None and name != "interval":
+            raise UsageError(
+                f"prefix_cache_retention_interval is given, but prefix_cache_policy is {name!r}",
+                hint="use prefix_cache_policy interval",
+            )
+        return make_policy(name if interval is None else f"{name}:{interval}")
 
     def batched_tokens(self, *, on_cpu: bool) -> int:
         """Tokens of a step: few on a CPU, where a step of many would hold up every decoding sequence for seconds."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from k3hal.engine.cache.keys import NO_CONTEXT, PrefixContext, UnitKeys
 from k3hal.engine.interface import EngineRequest, FinishReason, RequestTiming
 from k3hal.engine.sampling import GenerationDefaults, Sampling, resolve_sampling
 from k3hal.errors import RequestError
@@ -42,7 +43,7 @@ class Request:
     """A sequence and its progress.
 
     The first `num_tokens` of `buffer` are the prompt and what was generated; the cache holds the first `num_computed`
-    of them, in row `row`, whose pages take `capacity` tokens. `rank` orders requests: lower priority numbers first,
+    of them, in row `row`, whose pages take `capacity` tokens. `keys` name its prefixes to the cache, in its `context`. `rank` orders requests: lower priority numbers first,
     then arrival.
     """
 
@@ -63,6 +64,8 @@ class Request:
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     error: str | None = field(default=None)
+    context: PrefixContext = NO_CONTEXT
+    keys: UnitKeys | None = None
 
     @classmethod
     def create(
@@ -91,11 +94,17 @@ class Request:
             num_prompt=ids.size,
             num_tokens=ids.size,
             arrival=request.arrival_time,
+            context=request.context,
         )
 
     @property
     def token_ids(self) -> np.ndarray:
         return self.buffer[: self.num_tokens]
+
+    @property
+    def computed(self) -> np.ndarray:
+        """The tokens the cache holds."""
+        return self.buffer[: self.num_computed]
 
     @property
     def num_output(self) -> int:

@@ -66,11 +66,14 @@ class Scheduler:
         insort(self.waiting, request, key=_rank)
 
     def remove(self, requests: list[Request]) -> None:
-        """Forget requests, wherever they are, and free what they hold. Not while their step is under way."""
+        """Forget requests, wherever they are, and free what they hold. Not while their step is under way.
+
+        What they computed may serve others, unless they ended in an error.
+        """
         gone = {request.id for request in requests}
         for request in requests:
             if request.row != NO_ROW:
-                self._release(request)
+                self._release(request, trusted=request.finish_reason != "error")
         self.running = [r for r in self.running if r.id not in gone]
         self.waiting = [r for r in self.waiting if r.id not in gone]
 
@@ -84,9 +87,7 @@ class Scheduler:
         chunks: list[tuple[Request, int]] = []
         for request in self.running:
             if budget and not request.decoding:
-                chunk = min(request.remaining, budget)
-                chunks.append((request, chunk))
-                budget -= chunk
+                budget -= self._add_chunk(request, budget, chunks)
         if self.preemptions == preempted_before:
             self._admit(budget, chunks)
         if not decodes and not chunks:
@@ -97,6 +98,9 @@ class Scheduler:
         """Count a step's tokens as computed; the requests whose next token was sampled, in the plan's order."""
         for request, new in zip(requests, plan.new_lens.tolist(), strict=True):
             request.num_computed += new
+        reached = np.flatnonzero(plan.context_lens + plan.new_lens >= self.cache.next_stop[plan.rows])
+        for i in reached.tolist():
+            self.cache.reach(requests[i].row, requests[i].computed)
         return [requests[i] for i in plan.sampled.tolist()]
 
     def _grow_decodes(self) -> list[Request]:
@@ -123,7 +127,7 @@ class Scheduler:
         return True
 
     def _preempt(self, request: Request) -> None:
-        self._release(request)
+        self._release(request, preempted=True)
         self.running.remove(request)
         insort(self.waiting, request, key=_rank)
         self.preemptions += 1
@@ -136,15 +140,24 @@ class Scheduler:
         while self.waiting and budget and self._free_rows:
             request = self.waiting[0]
             row = self._free_rows[-1]
-            cached = self.cache.admit(row, request.token_ids, reserve_pages=len(self.running))
+            if request.keys is None:
+                request.keys = self.cache.keys(request.context)
+            reserve = len(self.running)
+            resumed = request.scheduled > 0
+            cached = self.cache.admit(row, request.token_ids, reserve, keys=request.keys, resumed=resumed)
             if cached is None:
                 return
             self.waiting.pop(0)
             self._free_rows.pop()
             self._start(request, row, cached)
-            chunk = min(request.remaining, budget)
-            chunks.append((request, chunk))
-            budget -= chunk
+            budget -= self._add_chunk(request, budget, chunks)
+
+    def _add_chunk(self, request: Request, budget: int, chunks: list[tuple[Request, int]]) -> int:
+        """Plan the request's next chunk, of at most `budget` tokens and no farther than the cache wants; its length."""
+        start = request.num_computed
+        chunk = self.cache.chunk_end(request.row, start, start + min(request.remaining, budget)) - start
+        chunks.append((request, chunk))
+        return chunk
 
     def _start(self, request: Request, row: int, cached: int) -> None:
         request.row, request.num_computed = row, cached
@@ -162,8 +175,8 @@ class Scheduler:
         pages = int(self.cache.num_pages[request.row])
         request.capacity = pages * self.cache.page_tokens if pages else self.cache.longest_sequence()
 
-    def _release(self, request: Request) -> None:
-        self.cache.release(request.row)
+    def _release(self, request: Request, *, trusted: bool = True, preempted: bool = False) -> None:
+        self.cache.release(request.row, request.computed if trusted else None, preempted=preempted)
         self._free_rows.append(request.row)
         request.row, request.num_computed, request.capacity = NO_ROW, 0, 0
 

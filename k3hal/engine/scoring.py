@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from k3hal.engine.core import EngineCore
-from k3hal.engine.interface import EngineRequest
+from k3hal.engine.interface import EngineRequest, PrefixContext
 from k3hal.engine.step_plan import StepPlan
 from k3hal.errors import UsageError
 from k3hal.sampling_params import SamplingParams
@@ -26,7 +26,8 @@ def score(core: EngineCore, runner: ScoringRunner, token_ids: Sequence[int]) -> 
     """
     if core.has_work:
         raise UsageError("logits need an idle engine", hint="wait for the running requests to end")
-    request = core.check(EngineRequest("score", token_ids, SamplingParams(max_tokens=1)))
+    whole = PrefixContext(private=True)
+    request = core.check(EngineRequest("score", token_ids, SamplingParams(max_tokens=1), context=whole))
     scheduler = core.scheduler
     scheduler.add(request)
     parts: list[Tensor] = []
@@ -37,6 +38,9 @@ def score(core: EngineCore, runner: ScoringRunner, token_ids: Sequence[int]) -> 
             plan, requests = scheduled
             parts.append(runner.score(plan).to("cpu", torch.float32))
             scheduler.advance(plan, requests)
+    except BaseException:
+        scheduler.cache.forget()
+        raise
     finally:
         scheduler.remove([request])
     return torch.cat(parts)

@@ -32,7 +32,7 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
     ids = prompt.ids(state.tokenizer)
     check_prompt(ids, info.vocab_size, info.max_model_len)
     answer_id = new_id("chatcmpl", asked.request_id)
-    generation = state.submit(answer_id, [ids], params, asked.priority)
+    generation = state.submit(answer_id, [ids], params, asked.priority, asked.cache_salt)
     reasoning = asked.include_reasoning is not False
     choices = [ChatChoice(state.tokenizer, prompt, params, reasoning=reasoning) for _ in range(params.n)]
     run = Run(generation, choices, [ids], params, state.metrics)

@@ -47,6 +47,7 @@ class GenerationRequest(BaseModel):
     ignore_eos: bool | None = None
     priority: int | None = None
     request_id: str | None = Field(default=None, max_length=256)
+    cache_salt: str | None = None
     return_token_ids: bool | None = None
 
     def sampling(self, defaults: Mapping[str, Any], vocab_size: int, **fields: Any) -> SamplingParams:

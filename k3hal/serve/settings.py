@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, field_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, field_validator
 
 from k3hal.settings import Settings
 
@@ -19,6 +19,9 @@ class ServeSettings(Settings):
     served_model_name: list[str] | None = None
     engine: str | None = None
     max_queue: NonNegativeInt | None = None
+    prefix_cache_policy: str | None = None
+    prefix_match_unit: PositiveInt | None = None
+    prefix_cache_retention_interval: PositiveInt | None = None
     metrics_compat: Literal["on", "off"] = "on"
     drain_timeout: NonNegativeFloat = 30.0
 
@@ -38,4 +41,5 @@ class ServeSettings(Settings):
         return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
 
     def engine_options(self) -> dict[str, Any]:
-        return super().engine_options() | {"max_queue": self.max_queue}
+        own = ("max_queue", "prefix_cache_policy", "prefix_match_unit", "prefix_cache_retention_interval")
+        return super().engine_options() | {name: getattr(self, name) for name in own}

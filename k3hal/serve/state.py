@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from k3hal.engine.interface import Engine, EngineRequest
+from k3hal.engine.interface import Engine, EngineRequest, PrefixContext
 from k3hal.errors import DrainingError
 from k3hal.sampling_params import SamplingParams
 from k3hal.serve.http_errors import HttpError
 from k3hal.serve.metrics import Metrics
 from k3hal.serve.router import Generation, Router
 from k3hal.serve.thinking import ThinkingDefaults
-from k3hal.tokenizer import Tokenizer
+from k3hal.tokenizer import END_OF_MSG, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,7 @@ class ServerState:
         self.created = int(time.time())
         self.draining = False
         self._warm = False
+        self._end_of_message = tokenizer.special(END_OF_MSG)
 
     @property
     def ready(self) -> bool:
@@ -76,17 +77,33 @@ class ServerState:
         return asked
 
     def submit(
-        self, name: str, prompts: Sequence[Sequence[int]], params: SamplingParams, priority: int | None
+        self,
+        name: str,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        priority: int | None,
+        cache_salt: str | None = None,
     ) -> Generation:
-        """Queue `params.n` sequences per prompt, numbered prompt by prompt."""
+        """Queue `params.n` sequences per prompt, numbered prompt by prompt.
+
+        Only requests of the same `cache_salt` share cached prefixes.
+        """
         if self.draining:
             raise DrainingError("the server is shutting down")
         requests = [
-            EngineRequest(f"{name}-{p * params.n + i}", prompt, params.continuation(i), priority=priority or 0)
+            EngineRequest(
+                f"{name}-{p * params.n + i}", prompt, params.continuation(i), priority=priority or 0, context=context
+            )
             for p, prompt in enumerate(prompts)
+            for context in [self._context(prompt, cache_salt)]
             for i in range(params.n)
         ]
         return self.router.submit(requests)
+
+    def _context(self, prompt: Sequence[int], cache_salt: str | None) -> PrefixContext:
+        """Whom a prompt shares prefixes with, and the ends of its messages, where others may part from it."""
+        ends = [i + 1 for i, token in enumerate(prompt) if token == self._end_of_message]
+        return PrefixContext(salt=cache_salt or "", boundaries=tuple(ends))
 
 
 def new_id(prefix: str, asked: str | None = None) -> str:

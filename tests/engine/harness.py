@@ -12,9 +12,11 @@ from k3hal.dispatch.ops.copy_pages import copy_pages
 from k3hal.dispatch.ops.sample import sample
 from k3hal.dispatch.ops.step_metadata import step_metadata
 from k3hal.engine.cache.arena import CacheArena
-from k3hal.engine.cache.paged import PagedCache
+from k3hal.engine.cache.keys import NO_CONTEXT
+from k3hal.engine.cache.policy import make_policy
+from k3hal.engine.cache.prefix import PrefixCache
 from k3hal.engine.core import EngineCore
-from k3hal.engine.interface import EngineInfo, EngineOutput, EngineRequest
+from k3hal.engine.interface import EngineInfo, EngineOutput, EngineRequest, PrefixContext
 from k3hal.engine.runner import ModelRunner
 from k3hal.engine.sampler import Sampler
 from k3hal.engine.scheduler import Scheduler
@@ -36,6 +38,9 @@ class Harness:
     max_model_len: int = 64
     max_queue: int = 1000
     page_tokens: int = 4
+    policy: str = "none"
+    match_unit: int = 4
+    steps: int = 0
     skip_copies: bool = False
     pages_copied: int = 0
     outputs: dict[str, list[EngineOutput]] = field(default_factory=dict)
@@ -44,7 +49,15 @@ class Harness:
         layout = fold_layout(self.page_tokens)
         # NaN wherever nobody has written.
         self.arena = CacheArena(layout, torch.full((self.num_runs * layout.run_bytes,), 255, dtype=torch.uint8))
-        self.cache = PagedCache(layout, self.num_runs, self.max_num_seqs, self.max_model_len)
+        self.cache = PrefixCache(
+            layout.geometry,
+            self.num_runs,
+            self.max_num_seqs,
+            self.max_model_len,
+            policy=make_policy(self.policy),
+            match_unit=self.match_unit,
+            clock=lambda: float(self.steps),
+        )
         self.scheduler = Scheduler(
             self.cache,
             max_num_seqs=self.max_num_seqs,
@@ -63,8 +76,15 @@ class Harness:
         if not self.skip_copies:
             copy_pages(arena, src, dst)
 
-    def add(self, name: str, prompt: list[int], params: SamplingParams, priority: int = 0) -> None:
-        self.core.add(EngineRequest(name, prompt, params, priority))
+    def add(
+        self,
+        name: str,
+        prompt: list[int],
+        params: SamplingParams,
+        priority: int = 0,
+        context: PrefixContext = NO_CONTEXT,
+    ) -> None:
+        self.core.add(EngineRequest(name, prompt, params, priority, context=context))
         self.outputs[name] = []
 
     def keep(self, outputs: list[EngineOutput]) -> list[EngineOutput]:
@@ -75,6 +95,7 @@ class Harness:
         return outputs
 
     def step(self) -> list[EngineOutput]:
+        self.steps += 1
         return self.keep(self.core.step())
 
     def run(self, max_steps: int = 5000) -> None:
@@ -90,8 +111,10 @@ class Harness:
         return self.outputs[name][-1].finish_reason
 
     def assert_clean(self) -> None:
-        """Nothing runs, and every page and slot is back."""
+        """Nothing runs, and every page and slot is back once the cache has forgotten what it kept."""
         assert self.scheduler.idle
+        assert self.cache.usage == 0.0
+        self.cache.forget()
         pool = self.cache.pool
         assert pool.num_free_runs == pool.num_runs - 1
         assert pool.num_free_pages == pool.num_pages - pool.run
@@ -99,8 +122,13 @@ class Harness:
         assert not self.cache.num_pages.any()
 
 
-def greedy_by_hand(prompt: list[int], params: SamplingParams, room: int) -> tuple[list[int], str]:
-    """The answer to a greedy request from the definition alone: no engine, no cache."""
+def greedy_by_hand(
+    prompt: list[int], params: SamplingParams, room: int, poison: frozenset[int] = frozenset()
+) -> tuple[list[int], str]:
+    """The answer to a greedy request from the definition alone: no engine, no cache.
+
+    After a token of `poison` the logits are not finite.
+    """
     prefix = 0
     for token in prompt:
         prefix = fold(prefix, token)
@@ -108,6 +136,8 @@ def greedy_by_hand(prompt: list[int], params: SamplingParams, room: int) -> tupl
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else {EOS})
     output: list[int] = []
     while True:
+        if (output or prompt)[-1] in poison:
+            return output, "error"
         logits = fold_logits(prefix)
         if len(output) < params.min_tokens:
             logits[list(stops)] = -np.inf

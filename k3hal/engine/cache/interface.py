@@ -7,6 +7,11 @@ from typing import Protocol
 
 import numpy as np
 
+from k3hal.engine.cache.keys import PrefixContext, UnitKeys
+
+NEVER = 2**62
+"""A position no sequence reaches."""
+
 
 def _no_pages() -> np.ndarray:
     return np.zeros(0, np.int64)
@@ -48,23 +53,52 @@ class SequenceCache(Protocol):
         """Tokens of the longest sequence that fits when it is alone."""
         ...
 
-    def lookup(self, token_ids: np.ndarray) -> int:
-        """How many leading tokens `admit` would find cached now: both their KV and the state after exactly them."""
+    next_stop: np.ndarray
+    """int64 [rows]: how many tokens a row will have computed when `reach` must be called, `NEVER` for never."""
+
+    def keys(self, context: PrefixContext = ...) -> UnitKeys:
+        """What names a sequence's prefixes; kept with the sequence and given to `admit`, it is computed once."""
         ...
 
-    def admit(self, row: int, token_ids: np.ndarray, reserve_pages: int = 0) -> int | None:
+    def admit(
+        self,
+        row: int,
+        token_ids: np.ndarray,
+        reserve_pages: int = 0,
+        context: PrefixContext = ...,
+        keys: UnitKeys | None = None,
+        *,
+        resumed: bool = False,
+    ) -> int | None:
         """Give a free row its slot and the pages of all its tokens, and return how many tokens are already computed.
 
-        None, with nothing changed, when that does not fit beside `reserve_pages` pages that must stay free.
+        None, with nothing changed, when that does not fit beside `reserve_pages` pages that must stay free. `keys`
+        stand in for the context. A `resumed` sequence was preempted before and counts apart.
         """
         ...
 
-    def extend(self, row: int, num_tokens: int) -> bool:
-        """Make room for `num_tokens` tokens in total. False, with nothing changed, when there is none."""
+    def chunk_end(self, row: int, start: int, end: int) -> int:
+        """Where a prefill chunk that begins at `start` and may go to `end` shall end; after `start`."""
         ...
 
-    def release(self, row: int) -> None:
-        """Take back everything a row holds. The step that last wrote it must have ended."""
+    def reach(self, row: int, token_ids: np.ndarray) -> None:
+        """A row has computed exactly `token_ids`. To be called at each `next_stop`, when the step has ended."""
+        ...
+
+    def extend(self, row: int, num_tokens: int) -> bool:
+        """Make room for `num_tokens` tokens in total. False, with nothing changed for any row, when there is none."""
+        ...
+
+    def release(self, row: int, token_ids: np.ndarray | None = None, *, preempted: bool = False) -> None:
+        """Take back everything a row holds. The step that last wrote it must have ended.
+
+        `token_ids` are what it has computed, whose state may be kept for others; None keeps nothing of it, nor of what
+        it started from, because its state cannot be trusted.
+        """
+        ...
+
+    def forget(self) -> None:
+        """Keep nothing beside what rows hold: a step that moved memory failed."""
         ...
 
     def take_copies(self) -> PageCopies:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from k3hal.engine.cache.geometry import CacheGeometry
 from k3hal.model.config import ModelConfig
 from k3hal.model.requests import PAGE_TOKENS
 
@@ -88,6 +89,16 @@ class CacheLayout:
     def slot_waste(self) -> float:
         """Fraction of a slot's run that holds nothing."""
         return 1.0 - self.slot_bytes / self.run_bytes
+
+    @property
+    def geometry(self) -> CacheGeometry:
+        """The sizes alone."""
+        return CacheGeometry(
+            page_tokens=self.page_tokens,
+            page_bytes=self.page_bytes,
+            slot_bytes=self.slot_bytes,
+            has_kv=self.kv_layers > 0,
+        )
 
     def pages_for(self, num_tokens: int) -> int:
         """Pages that hold `num_tokens` tokens."""

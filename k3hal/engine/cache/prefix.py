@@ -1,0 +1,279 @@
+"""The prefix cache: running sequences, and what they leave behind for later ones."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from k3hal.engine.cache.geometry import CacheGeometry
+from k3hal.engine.cache.index import PrefixIndex
+from k3hal.engine.cache.interface import NEVER, PageCopies
+from k3hal.engine.cache.keys import NO_CONTEXT, PrefixContext, UnitKeys
+from k3hal.engine.cache.policy import Kind, PromptFacts, RetentionPolicy, Stop
+from k3hal.engine.cache.pool import PagePool
+from k3hal.engine.cache.stats import CacheStats, Lookup, label_tokens
+from k3hal.engine.cache.store import PageStore
+from k3hal.engine.cache.tree import Match, Node
+
+
+class PrefixCache:
+    """`SequenceCache` whose sequences start from what earlier ones computed.
+
+    Everything lies in one arena: the pages and slots of rows, and of the index what no row needs. Rows come first;
+    what the index holds beside them is given up, least valuable first, when memory runs out. A hit copies the snapshot
+    into the row's own slot and the page it ends in, if it ends inside one, into a page of the row's own, so that
+    nobody ever writes what another may read.
+    """
+
+    def __init__(
+        self,
+        geometry: CacheGeometry,
+        num_runs: int,
+        max_rows: int,
+        max_tokens: int,
+        *,
+        policy: RetentionPolicy,
+        match_unit: int = 128,
+        seed: bytes | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.geometry, self.policy = geometry, policy
+        self.page_tokens, self.match_unit = geometry.page_tokens, match_unit
+        self.stats = CacheStats()
+        self.page_table = np.zeros((max_rows, max(geometry.pages_for(max_tokens), 1)), np.int32)
+        self.num_pages = np.zeros(max_rows, np.int32)
+        self.slots = np.zeros(max_rows, np.int32)
+        self.next_stop = np.full(max_rows, NEVER, np.int64)
+        self._seed = secrets.token_bytes(32) if seed is None else seed
+        self._store = PageStore(num_runs, geometry.pages_per_slot)
+        self.index = PrefixIndex(
+            geometry, self._store, policy, match_unit, self.stats, clock, page_moved=self._rename_in_rows
+        )
+        self._keys: list[UnitKeys | None] = [None] * max_rows
+        self._stops: list[list[Stop]] = [[] for _ in range(max_rows)]
+        self._origin: list[list[Node]] = [[] for _ in range(max_rows)]
+
+    @property
+    def pool(self) -> PagePool:
+        return self._store.pool
+
+    @property
+    def usage(self) -> float:
+        total = self.pool.num_pages - self.pool.run
+        return self._store.row_pages / total if total else 0.0
+
+    @property
+    def cached_usage(self) -> float:
+        """Fraction of the memory that is held for later sequences only."""
+        return self.pool.usage - self.usage
+
+    def use(self, policy: RetentionPolicy) -> None:
+        """Keep by another policy from now on. What there is stays until that one gives it up."""
+        self.policy = self.index.policy = policy
+
+    def longest_sequence(self) -> int:
+        table = self.page_table.shape[1] * self.page_tokens
+        if not self.geometry.has_kv:
+            return table
+        return min(max(self.pool.num_runs - 2, 0) * self.pool.run * self.page_tokens, table)
+
+    def keys(self, context: PrefixContext = NO_CONTEXT) -> UnitKeys:
+        """The names of one sequence's prefixes, to be kept with it so that none is computed twice."""
+        return UnitKeys(context, self.match_unit, self._seed)
+
+    def lookup(
+        self, token_ids: np.ndarray, context: PrefixContext = NO_CONTEXT, keys: UnitKeys | None = None
+    ) -> Lookup:
+        """What `admit` would find now."""
+        keys = keys or self.keys(context)
+        return self._explain(token_ids, keys, self._match(token_ids, keys))
+
+    def admit(
+        self,
+        row: int,
+        token_ids: np.ndarray,
+        reserve_pages: int = 0,
+        context: PrefixContext = NO_CONTEXT,
+        keys: UnitKeys | None = None,
+        *,
+        resumed: bool = False,
+    ) -> int | None:
+        if self.slots[row]:
+            raise RuntimeError(f"row {row} already holds slot {self.slots[row]}")
+        keys = keys or self.keys(context)
+        match = self._match(token_ids, keys)
+        path = self.index.tree.path_pages(match.node) if match.node and self.geometry.has_kv else self.page_table[0, :0]
+        shared = path[: match.cached // self.page_tokens]
+        pages = self.geometry.pages_for(token_ids.size)
+        fresh = pages - shared.size
+        needed = self._store.newly_held(shared) + fresh + self.pool.run + reserve_pages
+        if pages > self.page_table.shape[1] or self._store.room < needed:
+            return None
+        found = self._explain(token_ids, keys, match)
+        self._count(found, resumed=resumed)
+        facts = self._facts(token_ids, keys, match)
+        self.index.seen.note(keys.chain(token_ids), token_ids.size // self.match_unit)
+        self._occupy(row, match.node, path, shared, fresh)
+        self._keys[row] = keys
+        if not keys.context.private:
+            self._plan_stops(row, facts)
+        return found.cached
+
+    def chunk_end(self, row: int, start: int, end: int) -> int:
+        stop = int(self.next_stop[row])
+        if start < stop < end:
+            self.stats.stops += 1
+            return stop
+        return end
+
+    def reach(self, row: int, token_ids: np.ndarray) -> None:
+        position = token_ids.size
+        if position < self.next_stop[row]:
+            return
+        if position == self.next_stop[row]:
+            stops = self._stops[row]
+            kind = stops[-1].kind if stops and stops[-1].position == position else Kind.INTERVAL
+            keys = self._keys[row]
+            assert keys is not None
+            node = self.index.snapshot(keys, token_ids, self._pages(row, position), int(self.slots[row]), kind)
+            if node is not None:
+                self._origin[row].append(node)
+        self._arm(row, position)
+
+    def extend(self, row: int, num_tokens: int) -> bool:
+        held = int(self.num_pages[row])
+        missing = self.geometry.pages_for(num_tokens) - held
+        if missing <= 0:
+            return True
+        if missing > self._store.room or missing + held > self.page_table.shape[1]:
+            return False
+        self._add_pages(row, missing)
+        return True
+
+    def release(self, row: int, token_ids: np.ndarray | None = None, *, preempted: bool = False) -> None:
+        if not self.slots[row]:
+            raise RuntimeError(f"row {row} holds nothing")
+        if token_ids is None:
+            self._withdraw(row)
+        elif not token_ids.size or not self._keep(row, token_ids, preempted=preempted):
+            self._store.free_slot(int(self.slots[row]), row=True)
+        self._store.drop_from_row(self.page_table[row, : self.num_pages[row]].copy())
+        self.num_pages[row] = self.slots[row] = 0
+        self.next_stop[row] = NEVER
+        self._keys[row] = None
+        self._stops[row], self._origin[row] = [], []
+
+    def forget(self) -> None:
+        """Drop whatever no row holds: it may not be what its name says. Copies still owed to the index are void."""
+        self.index.clear()
+
+    def take_copies(self) -> PageCopies:
+        copies = self._store.take_copies()
+        self.stats.pages_copied += len(copies)
+        return copies
+
+    def _match(self, token_ids: np.ndarray, keys: UnitKeys) -> Match:
+        """The last token is always computed, for its logits."""
+        return Match(None, 0) if keys.context.private else self.index.match(keys, token_ids, token_ids.size - 1)
+
+    def _explain(self, token_ids: np.ndarray, keys: UnitKeys, match: Match) -> Lookup:
+        units = token_ids.size // self.match_unit
+        seen = self.index.seen.known(keys.chain(token_ids), units) * self.match_unit
+        return label_tokens(token_ids.size, match.cached, match.matched, seen, self.match_unit)
+
+    def _count(self, found: Lookup, *, resumed: bool) -> None:
+        if resumed:
+            self.stats.count_resumed(found)
+        else:
+            self.stats.count(found)
+
+    def _facts(self, token_ids: np.ndarray, keys: UnitKeys, match: Match) -> PromptFacts:
+        units = token_ids.size // self.match_unit
+        return PromptFacts(
+            num_tokens=token_ids.size,
+            cached=match.cached,
+            matched=match.matched,
+            seen=self.index.seen.known(keys.chain(token_ids), units) * self.match_unit,
+            boundaries=keys.context.boundaries,
+            unit=self.match_unit,
+        )
+
+    def _occupy(self, row: int, node: Node | None, path: np.ndarray, shared: np.ndarray, fresh: int) -> None:
+        """Give a row its memory, and write down what must be copied into it. There is room."""
+        store = self._store
+        partial = state = None
+        if node is not None:
+            self.index.touch(node)
+            self._origin[row].append(node)
+            state = store.slot_source(node.slot)
+            if node.end % self.page_tokens and path.size:
+                partial = store.page_source(int(path[shared.size]))
+            store.hold_in_row(shared)
+            self.page_table[row, : shared.size] = shared
+            self.num_pages[row] = shared.size
+        # From here on the source of either copy may be given up: copies read what lay there before the step.
+        made = self.index.make_room(fresh, slot=True)
+        slot = store.take_slot(row=True)
+        assert made and slot is not None
+        self.slots[row] = slot
+        self._add_pages(row, fresh)
+        if state is not None:
+            store.copy_slot(state, slot)
+        if partial is not None:
+            store.copy_page(partial, int(self.page_table[row, shared.size]))
+
+    def _add_pages(self, row: int, count: int) -> None:
+        if not count:
+            return
+        self.index.make_room(count, slot=False)
+        pages = self.pool.alloc_pages(count)
+        assert pages is not None
+        held = self.num_pages[row]
+        self._store.hold_in_row(pages)
+        self.page_table[row, held : held + count] = pages
+        self.num_pages[row] = held + count
+
+    def _keep(self, row: int, token_ids: np.ndarray, *, preempted: bool) -> bool:
+        """Hand a row's slot over to the index, if the policy wants what is in it."""
+        keys = self._keys[row]
+        assert keys is not None
+        self.index.seen.note(keys.chain(token_ids), token_ids.size // self.match_unit)
+        if keys.context.private or not self.policy.keeps_end(token_ids.size, preempted=preempted):
+            return False
+        kind = Kind.PREEMPTED if preempted else Kind.SEQUENCE_END
+        return self.index.adopt(keys, token_ids, self._pages(row, token_ids.size), int(self.slots[row]), kind)
+
+    def _withdraw(self, row: int) -> None:
+        """Nothing a failed row computed, or started from, may serve another."""
+        self._store.free_slot(int(self.slots[row]), row=True)
+        for node in self._origin[row]:
+            if node.number >= 0:
+                self.index.withdraw(node)
+
+    def _plan_stops(self, row: int, facts: PromptFacts) -> None:
+        wished = {
+            stop.position: stop for stop in self.policy.stops(facts) if facts.cached < stop.position < facts.num_tokens
+        }
+        self._stops[row] = [wished[position] for position in sorted(wished, reverse=True)]
+        self._arm(row, facts.cached)
+
+    def _arm(self, row: int, position: int) -> None:
+        """Set the row's next stop after `position`."""
+        stops = self._stops[row]
+        while stops and stops[-1].position <= position:
+            stops.pop()
+        following = stops[-1].position if stops else self.policy.next_decode_stop(position, self.match_unit)
+        self.next_stop[row] = NEVER if following is None else following
+
+    def _pages(self, row: int, num_tokens: int) -> np.ndarray:
+        return self.page_table[row, : self.geometry.pages_for(num_tokens)]
+
+    def _rename_in_rows(self, old: np.ndarray, new: np.ndarray) -> None:
+        width = int(self.num_pages.max(initial=0))
+        table = self.page_table[:, :width]
+        renamed = np.arange(self.pool.num_pages, dtype=np.int32)
+        renamed[old] = new
+        table[:] = renamed[table]
