@@ -32,7 +32,7 @@ def bound_hit_tokens(sequences: UnitSequences, *, unit_bytes: int, snapshot_byte
     duality a bound for *any* prices: the budget's worth plus every request's best gain after paying. A few rounds of
     subgradient descent look for prices that make it small; where they stop does not matter for its truth.
     """
-    requests = len(sequences.wholes)
+    requests = len(sequences.requests)
     options = _options(sequences, unit_bytes, snapshot_bytes)
     if not options.owner.size or requests < 2:
         return 0.0
@@ -71,28 +71,50 @@ def _best_of_each(gain: np.ndarray, owner: np.ndarray, requests: int) -> np.ndar
 def _options(sequences: UnitSequences, unit_bytes: int, snapshot_bytes: int) -> _Options:
     """Every hit worth considering. Within a run of units last seen by the same request a hit's gain at any prices is
     linear in its depth, and just inside a run it is no more than at the end of the run before, whose snapshot is
-    younger: so only the ends of runs matter."""
-    last = np.full(1 + max((int(ids.max()) for ids in sequences.wholes if ids.size), default=0), -1, np.int64)
-    edges = _edges(len(sequences.wholes))
+    younger: so only the ends of runs matter, and the ends of earlier sequences inside a unit, whose KV is not
+    charged."""
+    last = np.full(sequences.ids, -1, np.int64)
+    edges = _edges(len(sequences.requests))
     owners: list[int] = []
     tokens: list[int] = []
     costs: list[np.ndarray] = []
-    for time, (ids, whole) in enumerate(zip(sequences.prompts, sequences.wholes, strict=True)):
-        before = last[ids]
+    for time, request in enumerate(sequences.requests):
+        before = last[request.prompt]
         known = int(np.argmax(before < 0)) if (before < 0).any() else before.size
-        kv = np.zeros(_WINDOWS)
-        start = 0
-        ends = np.flatnonzero(np.diff(before[:known])) + 1 if known else np.zeros(0, np.int64)
-        for end in [*ends.tolist(), known] if known else []:
-            held = _overlap(int(before[end - 1]), time, edges)
-            kv = kv + (end - start) * unit_bytes * held
+        depths = _run_ends(before[:known])
+        held = [_overlap(int(before[depth - 1]), time, edges) for depth in depths]
+        kv = _Cumulative(depths, held, unit_bytes)
+        hits = [(depth * sequences.unit, depth, span) for depth, span in zip(depths, held, strict=True)]
+        hits += [(end.tokens, end.depth, _overlap(int(last[end.id]), time, edges)) for end in request.ends]
+        for hit, depth, span in hits:
             owners.append(time)
-            tokens.append(end * sequences.unit)
-            costs.append(kv + snapshot_bytes * held)
-            start = end
-        last[whole] = time
+            tokens.append(hit)
+            costs.append(kv.at(depth) + snapshot_bytes * span)
+        last[request.whole] = time
+        for end in (*request.ends, *([request.end] if request.end else [])):
+            last[end.id] = time
     shape = (len(costs), _WINDOWS)
     return _Options(np.array(owners, np.int64), np.array(tokens, float), np.array(costs).reshape(shape))
+
+
+def _run_ends(before: np.ndarray) -> list[int]:
+    """Depths at which a run of units that the same request had last comes to its end."""
+    return [*(np.flatnonzero(np.diff(before)) + 1).tolist(), before.size] if before.size else []
+
+
+class _Cumulative:
+    """Bytes x gaps of the KV of a prompt's first units, per window."""
+
+    def __init__(self, depths: list[int], held: list[np.ndarray], unit_bytes: int) -> None:
+        self._depths, self._held, self._bytes = depths, held, unit_bytes
+
+    def at(self, depth: int) -> np.ndarray:
+        """Of the first `depth` units, float64 `[W]`."""
+        total, start = np.zeros(_WINDOWS), 0
+        for end, held in zip(self._depths, self._held, strict=True):
+            total += max(min(end, depth) - start, 0) * self._bytes * held
+            start = end
+        return total
 
 
 def _overlap(begin: int, end: int, edges: np.ndarray) -> np.ndarray:

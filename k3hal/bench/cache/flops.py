@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import as_file, files
 
 from k3hal.model.config import ModelConfig
@@ -39,7 +40,8 @@ class PrefillCost:
         return self.per_token * count + self.per_context * (begin + end - 1) / 2 * count
 
 
-def k3_config() -> ModelConfig:
+@cache
+def k3_cost() -> PrefillCost:
     """The full-size model's."""
     with as_file(files("k3hal.model") / "configs" / "kimi_k3.json") as path:
-        return ModelConfig.from_json(path)
+        return PrefillCost.of(ModelConfig.from_json(path))

@@ -7,11 +7,11 @@ hits at match units; none of them charges the running request's own memory. `doc
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from k3hal.bench.cache.bound import bound_hit_tokens
-from k3hal.bench.cache.units import UnitSequences
+from k3hal.bench.cache.units import End, Sequence, UnitSequences
 
 _NEVER = 1 << 60
 
@@ -34,26 +34,29 @@ class Foresight:
 
 def foresee(sequences: UnitSequences, *, unit_bytes: int, snapshot_bytes: int, budget: int) -> Foresight:
     """`unit_bytes` are the KV's of one match unit; all sizes in bytes."""
-    unit, total = sequences.unit, max(sequences.tokens, 1)
+    total = max(sequences.tokens, 1)
     junctions = _junctions(sequences)
-    reference = _Belady(sequences, junctions, unit_bytes, snapshot_bytes).run(budget) * unit
+    reference = _Belady(sequences, junctions, unit_bytes, snapshot_bytes).run(budget)
     bound = bound_hit_tokens(sequences, unit_bytes=unit_bytes, snapshot_bytes=snapshot_bytes, budget=budget)
-    ceiling = sum(junctions) * unit
+    ceiling = sum(junction.tokens for junction in junctions if junction)
     return Foresight(reference / total, min(bound, ceiling) / total, ceiling / total)
 
 
-def _junctions(sequences: UnitSequences) -> list[int]:
-    """How many leading units of each prompt some earlier request had."""
+def _junctions(sequences: UnitSequences) -> list[End | None]:
+    """The longest prefix of each prompt that some earlier request had and a snapshot can stand for."""
     seen: set[int] = set()
-    found: list[int] = []
-    for ids, whole in zip(sequences.prompts, sequences.wholes, strict=True):
-        depth = 0
-        for unit in ids.tolist():
+    found: list[End | None] = []
+    for request in sequences.requests:
+        best: End | None = None
+        for depth, unit in enumerate(request.prompt.tolist(), 1):
             if unit not in seen:
                 break
-            depth += 1
-        found.append(depth)
-        seen.update(whole.tolist())
+            best = End(unit, depth, depth * sequences.unit)
+        for end in request.ends:
+            if best is None or end.tokens > best.tokens:
+                best = end
+        found.append(best)
+        seen.update(request.whole.tolist())
     return found
 
 
@@ -82,17 +85,16 @@ class _Belady:
     """Farthest next use goes first, of KV units and snapshots alike; of equals the deepest."""
 
     def __init__(
-        self, sequences: UnitSequences, junctions: Sequence[int], unit_bytes: int, snapshot_bytes: int
+        self, sequences: UnitSequences, junctions: Iterable[End | None], unit_bytes: int, snapshot_bytes: int
     ) -> None:
-        self._usable = [ids.tolist() for ids in sequences.prompts]
-        self._units = [ids.tolist() for ids in sequences.wholes]
+        self._sequences = sequences
         self._bytes = (unit_bytes, snapshot_bytes)
         self._needs = (_Uses(), _Uses())
-        for time, (ids, depth) in enumerate(zip(self._units, junctions, strict=True)):
-            for unit in ids:
+        for time, (request, junction) in enumerate(zip(sequences.requests, junctions, strict=True)):
+            for unit in request.whole.tolist():
                 self._needs[0].add(unit, time)
-            if depth:
-                self._needs[1].add(ids[depth - 1], time)
+            if junction:
+                self._needs[1].add(junction.id, time)
         for uses in self._needs:
             uses.ready()
         self._kept: tuple[dict[int, tuple[int, int]], dict[int, tuple[int, int]]] = ({}, {})
@@ -100,22 +102,31 @@ class _Belady:
         self._size = 0
 
     def run(self, budget: int) -> int:
-        """Hit units under `budget` bytes."""
-        pages, snapshots = self._kept
+        """Hit tokens under `budget` bytes."""
         hits = 0
-        for time, (usable, ids) in enumerate(zip(self._usable, self._units, strict=True)):
-            hit = 0
-            for depth, unit in enumerate(usable, 1):
-                if unit not in pages:
-                    break
-                if unit in snapshots:
-                    hit = depth
-            hits += hit
-            for depth, unit in enumerate(ids, 1):
+        for time, request in enumerate(self._sequences.requests):
+            hits += self._hit(request)
+            for depth, unit in enumerate(request.whole.tolist(), 1):
                 self._keep(0, unit, time, depth)
                 self._keep(1, unit, time, depth)
-            self._evict(budget)
+            for end in (*request.ends, request.end):
+                if end is not None:
+                    self._keep(1, end.id, time, end.depth)
+            while self._size > budget:
+                self._evict()
         return hits
+
+    def _hit(self, request: Sequence) -> int:
+        pages, snapshots = self._kept
+        hit = reach = 0
+        for depth, unit in enumerate(request.prompt.tolist(), 1):
+            if unit not in pages:
+                break
+            reach = depth
+            if unit in snapshots:
+                hit = depth * self._sequences.unit
+        tails = (end.tokens for end in request.ends if end.depth <= reach and end.id in snapshots)
+        return max(hit, *tails, 0)
 
     def _keep(self, kind: int, unit: int, time: int, depth: int) -> None:
         """Note the next use of what this request passes; what has none is not taken in."""
@@ -130,9 +141,8 @@ class _Belady:
         kept[unit] = priority
         heapq.heappush(self._heap, (priority, kind, unit))
 
-    def _evict(self, budget: int) -> None:
-        while self._size > budget:
-            priority, kind, unit = heapq.heappop(self._heap)
-            if self._kept[kind].get(unit) == priority:
-                del self._kept[kind][unit]
-                self._size -= self._bytes[kind]
+    def _evict(self) -> None:
+        priority, kind, unit = heapq.heappop(self._heap)
+        if self._kept[kind].get(unit) == priority:
+            del self._kept[kind][unit]
+            self._size -= self._bytes[kind]

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from k3hal.bench.cache.clock import StepClock
-from k3hal.bench.cache.flops import PrefillCost, k3_config
+from k3hal.bench.cache.flops import k3_cost
 from k3hal.bench.cache.trace import Trace
 from k3hal.engine.cache.geometry import CacheGeometry
-from k3hal.engine.cache.keys import PrefixContext, UnitKeys
+from k3hal.engine.cache.keys import NO_CONTEXT, PrefixContext, UnitKeys
 from k3hal.engine.cache.policy import make_policy
 from k3hal.engine.cache.prefix import PrefixCache
 from k3hal.engine.cache.stats import CacheStats
@@ -83,7 +83,7 @@ class _TimedCache(PrefixCache):
         row: int,
         token_ids: np.ndarray,
         reserve_pages: int = 0,
-        context: PrefixContext = PrefixContext(),
+        context: PrefixContext = NO_CONTEXT,
         keys: UnitKeys | None = None,
         *,
         resumed: bool = False,
@@ -100,7 +100,7 @@ class Replay:
 
     def __init__(self, trace: Trace, settings: ReplaySettings) -> None:
         self._requests, self._settings = trace.requests, settings
-        self._cost = PrefillCost.of(k3_config())
+        self._cost = k3_cost()
         self._clock = StepClock(self._cost, settings.tp)
         longest = max(r.prompt_tokens + max(r.output.size, 1) for r in trace)
         geometry, rows = settings.geometry, settings.concurrency

@@ -10,16 +10,26 @@ import numpy as np
 
 from k3hal.bench.cache.trace import TraceRequest
 
+_ROOT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Where a sequence ended inside a unit: `tokens` in all, `depth` whole units before; an id is a prefix."""
+
+    id: int
+    depth: int
+    tokens: int
+
 
 class UnitIndex:
-    """Numbers the units of `unit` tokens in the order in which they are first seen."""
+    """Numbers the units of `unit` tokens, and the ends of sequences inside one, in the order they are first seen."""
 
     def __init__(self, unit: int) -> None:
         self.unit = unit
         self._known: dict[bytes, int] = {}
-
-    def __len__(self) -> int:
-        return len(self._known)
+        self._ends: dict[int, dict[bytes, int]] = {}
+        self._count = 0
 
     def of(self, tokens: np.ndarray) -> np.ndarray:
         """The ids of the whole units of `tokens`, int64 `[len // unit]`."""
@@ -29,32 +39,73 @@ class UnitIndex:
         ids = np.empty(count, np.int64)
         for index in range(count):
             parent = blake2b(data[index].data, key=parent, digest_size=16).digest()
-            ids[index] = known.setdefault(parent, len(known))
+            number = known.get(parent)
+            if number is None:
+                number = known[parent] = self._take()
+            ids[index] = number
         return ids
+
+    def ends_in(self, tokens: np.ndarray, ids: np.ndarray) -> list[End]:
+        """Where earlier sequences ended inside a unit that `tokens`, whose whole units are `ids`, begin with."""
+        found: list[End] = []
+        for depth, parent in enumerate([_ROOT, *ids.tolist()]):
+            for data, number in self._ends.get(parent, {}).items():
+                size = len(data) // 8
+                start = depth * self.unit
+                if start + size <= tokens.size and tokens[start : start + size].tobytes() == data:
+                    found.append(End(number, depth, start + size))
+        return found
+
+    def note_end(self, tokens: np.ndarray, ids: np.ndarray) -> End | None:
+        """A sequence of exactly `tokens` ended; None where that is the end of a unit too."""
+        rest = tokens[ids.size * self.unit :].tobytes()
+        if not rest:
+            return None
+        same = self._ends.setdefault(int(ids[-1]) if ids.size else _ROOT, {})
+        number = same.get(rest)
+        if number is None:
+            number = same[rest] = self._take()
+        return End(number, ids.size, tokens.size)
+
+    def _take(self) -> int:
+        self._count += 1
+        return self._count - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """One request. `prompt` are the units it can hit and `ends` the earlier sequences' ends it can; the last token of a
+    prompt is computed in any case. `whole` are the units whose KV it leaves, what was decoded included (the last
+    sampled token never ran), and `end` where it ends."""
+
+    prompt: np.ndarray
+    ends: tuple[End, ...]
+    whole: np.ndarray
+    end: End | None
 
 
 @dataclass(frozen=True, slots=True)
 class UnitSequences:
-    """Requests as ids of match units: `prompts` can hit, `wholes` (with what was decoded) can be kept.
-
-    `prompts[i]` leaves out the unit of the prompt's last token, which must be computed for its logits. `tokens` is the
-    sum of the prompts' lengths.
-    """
+    """A trace as units of `unit` tokens; `tokens` is the sum of the prompts' lengths, `ids` how many ids there are."""
 
     unit: int
-    prompts: list[np.ndarray]
-    wholes: list[np.ndarray]
+    requests: list[Sequence]
     tokens: int
+    ids: int
 
     @classmethod
     def of(cls, requests: Iterable[TraceRequest], unit: int) -> UnitSequences:
-        index = UnitIndex(unit)
-        prompts: list[np.ndarray] = []
-        wholes: list[np.ndarray] = []
-        total = 0
-        for request in requests:
-            prompt = request.prompt()
-            wholes.append(index.of(np.concatenate((prompt, request.output.tokens()))))
-            prompts.append(wholes[-1][: (prompt.size - 1) // unit])
+        return cls.of_tokens(((r.prompt(), r.output.tokens()) for r in requests), unit)
+
+    @classmethod
+    def of_tokens(cls, requests: Iterable[tuple[np.ndarray, np.ndarray]], unit: int) -> UnitSequences:
+        """From prompts and outputs, int64."""
+        index, found, total = UnitIndex(unit), [], 0
+        for prompt, output in requests:
+            tokens = np.concatenate((prompt, output[:-1]))
+            whole = index.of(tokens)
+            usable = whole[: (prompt.size - 1) // unit]
+            ends = tuple(index.ends_in(prompt[:-1], usable))
+            found.append(Sequence(usable, ends, whole, index.note_end(tokens, whole)))
             total += prompt.size
-        return cls(unit, prompts, wholes, total)
+        return cls(unit, found, total, index._count)
