@@ -10,7 +10,8 @@ from typing import Any, Literal, get_args
 
 from k3hal.dispatch.select import FallbackPolicy
 from k3hal.dispatch.words import nearest
-from k3hal.engine.cache.policy import RetentionPolicy, make_policy
+from k3hal.engine.cache.policies import make_policy
+from k3hal.engine.cache.policy import RetentionPolicy
 from k3hal.errors import UsageError
 
 DType = Literal["auto", "float32", "bfloat16"]

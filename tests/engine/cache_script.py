@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from k3hal.engine.cache.policy import make_policy
+from k3hal.engine.cache.policies import make_policy
 from k3hal.engine.interface import PrefixContext
 from k3hal.errors import K3HALError
 from k3hal.sampling_params import SamplingParams

@@ -13,7 +13,7 @@ from k3hal.dispatch.ops.sample import sample
 from k3hal.dispatch.ops.step_metadata import step_metadata
 from k3hal.engine.cache.arena import CacheArena
 from k3hal.engine.cache.keys import NO_CONTEXT
-from k3hal.engine.cache.policy import make_policy
+from k3hal.engine.cache.policies import make_policy
 from k3hal.engine.cache.prefix import PrefixCache
 from k3hal.engine.core import EngineCore
 from k3hal.engine.interface import EngineInfo, EngineOutput, EngineRequest, PrefixContext

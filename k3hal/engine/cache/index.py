@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from k3hal.engine.cache.geometry import CacheGeometry
-from k3hal.engine.cache.keys import UnitKeys
+from k3hal.engine.cache.keys import DIGEST_BYTES, UnitKeys
 from k3hal.engine.cache.policy import Kind, RetentionPolicy
 from k3hal.engine.cache.seen import SeenUnits
 from k3hal.engine.cache.snapshots import SnapshotTable
@@ -35,7 +35,7 @@ class PrefixIndex:
         self.tree = PrefixTree(
             unit, geometry.page_tokens, store.pool.num_pages, store.hold_in_index, store.drop_from_index
         )
-        self.table = SnapshotTable()
+        self.table = SnapshotTable(store.run)
         self.seen = SeenUnits()
         self._store, self.policy, self._stats, self._clock = store, policy, stats, clock
         self._page_moved = page_moved
@@ -64,7 +64,7 @@ class PrefixIndex:
             self.table.used[node.entry] = self._clock()
             return None
         node.slot = _UNPAID
-        self.table.add(node, kind, self._clock())
+        self._enter(node, kind)
         if not self._free_pages(self._store.run, node) or not self._whole_run():
             if node.slot:
                 self._give_up(node.entry)
@@ -84,9 +84,13 @@ class PrefixIndex:
             return False
         node.slot = slot
         self._store.give_slot_to_index()
-        self.table.add(node, kind, self._clock())
+        self._enter(node, kind)
         self._stats.snapshots_kept_at_end += 1
         return True
+
+    def _enter(self, node: Node, kind: Kind) -> None:
+        entry = self.table.add(node, kind, self._clock())
+        self.policy.added(self.table, entry, node.digests[-DIGEST_BYTES:])
 
     def withdraw(self, node: Node) -> None:
         """Forget the snapshot of `node`, and every one below: what follows a wrong state is wrong too."""

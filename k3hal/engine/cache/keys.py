@@ -75,6 +75,15 @@ class UnitKeys:
             chain += last
         return chain
 
+    @property
+    def unit(self) -> int:
+        return self._unit
+
+    @property
+    def root(self) -> bytes:
+        """What stands for the empty prefix."""
+        return self._root
+
     def tail(self, token_ids: np.ndarray) -> bytes:
         """The digest of a prefix that ends inside a unit. No whole unit has it."""
         self.chain(token_ids)
@@ -93,3 +102,23 @@ class UnitKeys:
             for at, digest in self._context.media
             if start <= at < end
         )
+
+
+class PrefixNames:
+    """The names of all prefixes of `token_ids`, as far as anybody asks for them."""
+
+    __slots__ = ("_chain", "_keys", "_tokens", "unit")
+
+    def __init__(self, keys: UnitKeys, token_ids: np.ndarray) -> None:
+        self._keys, self._tokens = keys, token_ids
+        self._chain = bytes(keys.chain(token_ids))
+        self.unit = keys.unit
+
+    def whole(self, units: int) -> bytes:
+        """The name of the first `units` whole units; the empty prefix has one too."""
+        return self._chain[(units - 1) * DIGEST_BYTES : units * DIGEST_BYTES] if units else self._keys.root
+
+    def at(self, position: int) -> bytes:
+        """The name of the first `position` tokens."""
+        units, rest = divmod(position, self.unit)
+        return self._keys.tail(self._tokens[:position]) if rest else self.whole(units)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
 import numpy as np
 
+from k3hal.engine.cache.keys import PrefixNames
+from k3hal.engine.cache.reuse import Prospect
 from k3hal.engine.cache.snapshots import SnapshotTable
 from k3hal.errors import UsageError
 
@@ -22,6 +24,7 @@ class Kind(IntEnum):
     INTERVAL = 4
     SEQUENCE_END = 5
     PREEMPTED = 6
+    NEAR_END = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class PromptFacts:
 
     `cached` are not computed; `matched` have their KV here (a snapshot at that position was missing if `matched` is
     larger); `seen` began some earlier prompt, whether or not anything of it is left. `boundaries` are hints of the
-    caller's. `unit` is the match unit: states are found again at its multiples, or at the exact end of a sequence.
+    caller's. States are found again at multiples of `unit`, the match unit, and where a sequence or a message ends.
     """
 
     num_tokens: int
@@ -46,7 +49,14 @@ class PromptFacts:
     matched: int
     seen: int
     boundaries: tuple[int, ...]
-    unit: int
+    names: PrefixNames
+    now: float
+    memo: list[Prospect] = field(default_factory=list)
+    """What a policy noted of this prompt, for its own later use."""
+
+    @property
+    def unit(self) -> int:
+        return self.names.unit
 
     @property
     def last(self) -> int:
@@ -75,6 +85,14 @@ class RetentionPolicy(Protocol):
         """float64, one for each of `entries`: the lowest is given up first."""
         ...
 
+    def added(self, table: SnapshotTable, entry: int, name: bytes) -> None:
+        """A snapshot of the prefix called `name` is about to be taken."""
+        ...
+
+    def ending(self, table: SnapshotTable, facts: PromptFacts, whole: PrefixNames, num_tokens: int) -> None:
+        """A sequence ends with `num_tokens` computed, before its end is kept if it is. `whole` names all of it."""
+        ...
+
     def reused(self, table: SnapshotTable, entry: int, now: float) -> None:
         """A prompt began with the snapshot; `used` and `uses` are still those from before."""
         ...
@@ -100,6 +118,12 @@ class Recency:
 
     def scores(self, table: SnapshotTable, entries: np.ndarray, now: float) -> np.ndarray:
         return table.used[entries]
+
+    def added(self, table: SnapshotTable, entry: int, name: bytes) -> None:
+        """Its time is in the table."""
+
+    def ending(self, table: SnapshotTable, facts: PromptFacts, whole: PrefixNames, num_tokens: int) -> None:
+        """How it ends makes no difference."""
 
     def reused(self, table: SnapshotTable, entry: int, now: float) -> None:
         """Recency is all there is to learn."""
@@ -158,18 +182,3 @@ class Interval(Recency):
     def _step(self, unit: int) -> int:
         """The interval, up to a whole number of match units: states elsewhere would hardly be found again."""
         return -(-self._tokens // unit) * unit
-
-
-def make_policy(text: str) -> RetentionPolicy:
-    """From `none`, `prompt`, `second-hit`, `interval:N` (tokens) or `cost`. Raises `UsageError`."""
-    name, _, argument = text.partition(":")
-    if name == "interval":
-        if not argument.isdecimal() or not int(argument):
-            raise UsageError(f"prefix cache policy {text!r} has no interval", hint="give tokens, such as interval:4096")
-        return Interval(int(argument))
-    made = {"none": Nothing, "prompt": PromptEnd, "second-hit": SecondHit, "cost": SecondHit}.get(text)
-    if made is None:
-        raise UsageError(
-            f"unknown prefix cache policy {text!r}", hint="it is none, prompt, second-hit, interval:N or cost"
-        )
-    return made()

@@ -11,7 +11,7 @@ import numpy as np
 from k3hal.engine.cache.geometry import CacheGeometry
 from k3hal.engine.cache.index import PrefixIndex
 from k3hal.engine.cache.interface import NEVER, PageCopies
-from k3hal.engine.cache.keys import NO_CONTEXT, PrefixContext, UnitKeys
+from k3hal.engine.cache.keys import NO_CONTEXT, PrefixContext, PrefixNames, UnitKeys
 from k3hal.engine.cache.policy import Kind, PromptFacts, RetentionPolicy, Stop
 from k3hal.engine.cache.pool import PagePool
 from k3hal.engine.cache.stats import CacheStats, Lookup, label_tokens
@@ -48,11 +48,13 @@ class PrefixCache:
         self.slots = np.zeros(max_rows, np.int32)
         self.next_stop = np.full(max_rows, NEVER, np.int64)
         self._seed = secrets.token_bytes(32) if seed is None else seed
+        self._clock = clock
         self._store = PageStore(num_runs, geometry.pages_per_slot)
         self.index = PrefixIndex(
             geometry, self._store, policy, match_unit, self.stats, clock, page_moved=self._rename_in_rows
         )
         self._keys: list[UnitKeys | None] = [None] * max_rows
+        self._prompts: list[PromptFacts | None] = [None] * max_rows
         self._stops: list[list[Stop]] = [[] for _ in range(max_rows)]
         self._origin: list[list[Node]] = [[] for _ in range(max_rows)]
 
@@ -116,10 +118,10 @@ class PrefixCache:
         self._count(found, resumed=resumed)
         facts = self._facts(token_ids, keys, match)
         self.index.seen.note(keys.chain(token_ids), token_ids.size // self.match_unit)
-        self._occupy(row, match.node, path, shared, fresh)
         self._keys[row] = keys
         if not keys.context.private:
             self._plan_stops(row, facts)
+        self._occupy(row, match.node, path, shared, fresh)
         return found.cached
 
     def chunk_end(self, row: int, start: int, end: int) -> int:
@@ -163,7 +165,7 @@ class PrefixCache:
         self._store.drop_from_row(self.page_table[row, : self.num_pages[row]].copy())
         self.num_pages[row] = self.slots[row] = 0
         self.next_stop[row] = NEVER
-        self._keys[row] = None
+        self._keys[row] = self._prompts[row] = None
         self._stops[row], self._origin[row] = [], []
 
     def forget(self) -> None:
@@ -198,7 +200,8 @@ class PrefixCache:
             matched=match.matched,
             seen=self.index.seen.known(keys.chain(token_ids), units) * self.match_unit,
             boundaries=keys.context.boundaries,
-            unit=self.match_unit,
+            names=PrefixNames(keys, token_ids),
+            now=self._clock(),
         )
 
     def _occupy(self, row: int, node: Node | None, path: np.ndarray, shared: np.ndarray, fresh: int) -> None:
@@ -241,6 +244,9 @@ class PrefixCache:
         keys = self._keys[row]
         assert keys is not None
         self.index.seen.note(keys.chain(token_ids), token_ids.size // self.match_unit)
+        facts = self._prompts[row]
+        if facts is not None:
+            self.policy.ending(self.index.table, facts, PrefixNames(keys, token_ids), token_ids.size)
         if keys.context.private or not self.policy.keeps_end(token_ids.size, preempted=preempted):
             return False
         kind = Kind.PREEMPTED if preempted else Kind.SEQUENCE_END
@@ -254,6 +260,7 @@ class PrefixCache:
                 self.index.withdraw(node)
 
     def _plan_stops(self, row: int, facts: PromptFacts) -> None:
+        self._prompts[row] = facts
         wished = {
             stop.position: stop for stop in self.policy.stops(facts) if facts.cached < stop.position < facts.num_tokens
         }

@@ -9,6 +9,10 @@ import numpy as np
 from k3hal.engine.cache.tree import NO_SLOT, Node
 
 NONE = -1
+_COLUMNS = (
+    "live", "position", "gap", "kv_pages", "parent", "kind", "uses", "created", "used", "chance", "interval", "since",
+    "score",
+)  # fmt: skip
 
 
 class SnapshotTable:
@@ -16,10 +20,12 @@ class SnapshotTable:
 
     `position` tokens before the snapshot; `gap` how many of them would be computed anew without it, the nearest snapshot
     before it (`parent`, an entry or -1) staying; `kv_pages` pages that only it needs; `kind` what it was taken for
-    (`policy.Kind`); `created` and `used` seconds; `uses` how often a prompt began with it; `score` is the policy's.
+    (`policy.Kind`); `created` and `used` seconds; `uses` how often a prompt began with it. Policies keep
+    `chance`, `interval` and `since` for themselves; `score` is their verdict. `run` is the pages of a snapshot's state.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, run: int) -> None:
+        self.run = run
         self.nodes: list[Node | None] = []
         self.live = np.zeros(0, bool)
         self.position = np.zeros(0, np.int64)
@@ -30,6 +36,9 @@ class SnapshotTable:
         self.uses = np.zeros(0, np.int64)
         self.created = np.zeros(0, np.float64)
         self.used = np.zeros(0, np.float64)
+        self.chance = np.zeros(0, np.float64)
+        self.interval = np.zeros(0, np.float64)
+        self.since = np.zeros(0, np.float64)
         self.score = np.zeros(0, np.float64)
         self._free: list[int] = []
 
@@ -48,7 +57,8 @@ class SnapshotTable:
         self.nodes[entry], node.entry = node, entry
         self.live[entry] = True
         self.position[entry], self.kind[entry], self.uses[entry] = node.end, kind, 0
-        self.created[entry] = self.used[entry] = now
+        self.created[entry] = self.used[entry] = self.since[entry] = now
+        self.chance[entry], self.interval[entry] = 0.1, 60.0
         parent = _snapshot_above(node)
         self._link(entry, parent.entry if parent else NONE)
         for below in _snapshots_below(node):
@@ -92,7 +102,7 @@ class SnapshotTable:
         size, more = len(self.nodes), max(len(self.nodes), 64)
         self.nodes += [None] * more
         self._free += range(size + more - 1, size - 1, -1)
-        for name in ("live", "position", "gap", "kv_pages", "parent", "kind", "uses", "created", "used", "score"):
+        for name in _COLUMNS:
             column = getattr(self, name)
             setattr(self, name, np.concatenate((column, np.zeros(more, column.dtype))))
 

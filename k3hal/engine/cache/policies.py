@@ -1,0 +1,23 @@
+"""Retention policies by name."""
+
+from __future__ import annotations
+
+from k3hal.engine.cache.cost import CostAware
+from k3hal.engine.cache.policy import Interval, Nothing, PromptEnd, RetentionPolicy, SecondHit
+from k3hal.errors import UsageError
+
+_PLAIN = {"none": Nothing, "prompt": PromptEnd, "second-hit": SecondHit, "cost": CostAware}
+
+
+def make_policy(text: str) -> RetentionPolicy:
+    """A new policy from `none`, `prompt`, `second-hit`, `interval:N` (tokens) or `cost`. Raises `UsageError`."""
+    name, _, argument = text.partition(":")
+    if name == "interval":
+        if not argument.isdecimal() or not int(argument):
+            raise UsageError(f"prefix cache policy {text!r} has no interval", hint="give tokens, such as interval:4096")
+        return Interval(int(argument))
+    if text not in _PLAIN:
+        raise UsageError(
+            f"unknown prefix cache policy {text!r}", hint="it is none, prompt, second-hit, interval:N or cost"
+        )
+    return _PLAIN[text]()
