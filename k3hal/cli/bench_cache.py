@@ -70,7 +70,7 @@ def bench_cache(
     from k3hal.bench.cache.sources import load_trace
     from k3hal.bench.save import check_targets, tables_of
     from k3hal.bench.save import save as keep
-    from k3hal.engine.cache.policy import make_policy
+    from k3hal.engine.cache.policies import make_policy
 
     def say(line: str) -> None:
         typer.echo(line, err=True)

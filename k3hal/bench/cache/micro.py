@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 
 from k3hal.engine.cache.geometry import CacheGeometry
-from k3hal.engine.cache.policy import make_policy
+from k3hal.engine.cache.policies import make_policy
 from k3hal.engine.cache.prefix import PrefixCache
 from k3hal.engine.interface import EngineRequest
 from k3hal.engine.request import Request

@@ -15,7 +15,7 @@ from k3hal.bench.cache.flops import k3_cost
 from k3hal.bench.cache.trace import Trace
 from k3hal.engine.cache.geometry import CacheGeometry
 from k3hal.engine.cache.keys import NO_CONTEXT, PrefixContext, UnitKeys
-from k3hal.engine.cache.policy import make_policy
+from k3hal.engine.cache.policies import make_policy
 from k3hal.engine.cache.prefix import PrefixCache
 from k3hal.engine.cache.stats import CacheStats
 from k3hal.engine.interface import EngineRequest

@@ -29,7 +29,8 @@ def cache(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, s
 
     def run(*args: str | Path) -> tuple[int, str, str]:
         code = main(["bench", "cache", *map(str, args)])
-        return code, *capsys.readouterr()
+        said = capsys.readouterr()
+        return code, said.out, said.err
 
     return run
 

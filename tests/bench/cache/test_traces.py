@@ -138,7 +138,7 @@ def test_sub_agents_come_two_to_eight_at_once_behind_one_history(small_agents: T
     for members in groups.values():
         requests = [small_agents.requests[i] for i in members]
         assert 2 <= len(requests) <= 8 and len({r.arrival for r in requests}) == 1
-        shared = requests[0].boundaries[-2] if len(requests[0].boundaries) > 1 else requests[0].boundaries[0]
+        shared = sum(piece.size for piece in requests[0].pieces[:-2])
         first = requests[0].prompt()
         assert all((r.prompt()[:shared] == first[:shared]).all() for r in requests)
 
