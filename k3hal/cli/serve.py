@@ -19,6 +19,9 @@ from k3hal.cli.common import (
     MemoryBudget,
     Ops,
     Plan,
+    PrefixCachePolicy,
+    PrefixMatchUnit,
+    RetentionInterval,
     Tokenizer,
     settings_from,
 )
@@ -53,19 +56,9 @@ def serve(
     max_queue: Annotated[
         int | None, typer.Option(metavar="N", help="Most requests waiting; beyond it 429.  [default: 1024]")
     ] = None,
-    prefix_cache_policy: Annotated[
-        str | None,
-        typer.Option(
-            metavar="POLICY",
-            help="Which prefixes are kept: cost, second-hit, prompt, interval or none.  [default: cost]",
-        ),
-    ] = None,
-    prefix_match_unit: Annotated[
-        int | None, typer.Option(metavar="N", help="Tokens in which prefixes are compared.  [default: 128]")
-    ] = None,
-    prefix_cache_retention_interval: Annotated[
-        int | None, typer.Option(metavar="N", help="Tokens between kept states, for the policy interval.")
-    ] = None,
+    prefix_cache_policy: PrefixCachePolicy = None,
+    prefix_match_unit: PrefixMatchUnit = None,
+    prefix_cache_retention_interval: RetentionInterval = None,
     metrics_compat: Annotated[
         str | None, typer.Option(metavar="on|off", help="Also export vLLM's metric names.  [default: on]")
     ] = None,

@@ -144,6 +144,8 @@ class EngineCore:
             cached_prompt_tokens=self.scheduler.cached_tokens,
             generation_tokens=self._generated_tokens,
             preemptions=self.scheduler.preemptions,
+            prefix=self.scheduler.cache.stats,
+            cached_usage=self.scheduler.cache.cached_usage,
         )
 
     def _refuse_if_dead(self) -> None:

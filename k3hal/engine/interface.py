@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 
 from k3hal.engine.cache.keys import NO_CONTEXT
 from k3hal.engine.cache.keys import PrefixContext as PrefixContext
+from k3hal.engine.cache.stats import CacheStats
 from k3hal.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -88,7 +89,10 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot for metrics. Counters only grow."""
+    """A snapshot for metrics. Counters only grow.
+
+    `kv_usage` is the share of the cache that running sequences hold, `cached_usage` what is kept for others.
+    """
 
     num_running: int = 0
     num_waiting: int = 0
@@ -98,6 +102,8 @@ class EngineStats:
     cached_prompt_tokens: int = 0
     generation_tokens: int = 0
     preemptions: int = 0
+    prefix: CacheStats = field(default_factory=CacheStats)
+    cached_usage: float = 0.0
 
 
 OutputCallback = Callable[[Sequence[EngineOutput]], None]

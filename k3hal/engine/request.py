@@ -43,8 +43,8 @@ class Request:
     """A sequence and its progress.
 
     The first `num_tokens` of `buffer` are the prompt and what was generated; the cache holds the first `num_computed`
-    of them, in row `row`, whose pages take `capacity` tokens. `keys` name its prefixes to the cache, in its `context`. `rank` orders requests: lower priority numbers first,
-    then arrival.
+    of them, in row `row`, whose pages take `capacity` tokens. `keys` name its prefixes to the cache, in its
+    `context`. `rank` orders requests: lower priority numbers first, then arrival.
     """
 
     id: str

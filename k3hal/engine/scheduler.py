@@ -82,11 +82,11 @@ class Scheduler:
         if self.idle:
             return None
         preempted_before = self.preemptions
-        decodes = self._grow_decodes()
+        decodes, prefills = self._grow_decodes()
         budget = self.max_num_batched_tokens - len(decodes)
         chunks: list[tuple[Request, int]] = []
-        for request in self.running:
-            if budget and not request.decoding:
+        for request in prefills:
+            if budget and request.row != NO_ROW:
                 budget -= self._add_chunk(request, budget, chunks)
         if self.preemptions == preempted_before:
             self._admit(budget, chunks)
@@ -103,18 +103,20 @@ class Scheduler:
             self.cache.reach(requests[i].row, requests[i].computed)
         return [requests[i] for i in plan.sampled.tolist()]
 
-    def _grow_decodes(self) -> list[Request]:
-        """The sequences that decode, each with room for its token; sequences from the end of the ranking pay for it."""
+    def _grow_decodes(self) -> tuple[list[Request], list[Request]]:
+        """The sequences that decode, each with room for its token, and those whose prompts are under way.
+
+        Sequences from the end of the ranking pay for the room; they may be among the second.
+        """
         decodes: list[Request] = []
-        index = 0
-        while index < len(self.running):
-            request = self.running[index]
-            index += 1
-            if not request.decoding:
-                continue
-            if request.num_tokens <= request.capacity or self._extend(request):
+        prefills: list[Request] = []
+        for request in tuple(self.running):
+            computed, tokens = request.num_computed, request.num_tokens
+            if tokens - computed != 1 or not computed:
+                prefills.append(request)
+            elif tokens <= request.capacity or (request.row != NO_ROW and self._extend(request)):
                 decodes.append(request)
-        return decodes
+        return decodes, prefills
 
     def _extend(self, request: Request) -> bool:
         """Make room for one more token, preempting from the end; False when `request` itself had to go."""
@@ -135,19 +137,24 @@ class Scheduler:
     def _admit(self, budget: int, chunks: list[tuple[Request, int]]) -> None:
         """Admit from the queue while budget, rows and memory last. The first that does not fit holds up the rest.
 
-        One page per running sequence stays free, so that an admission does not preempt somebody at once.
+        One whose prefix a running prompt is about to leave waits for it and holds up nobody. One page per running
+        sequence stays free, so that an admission does not preempt somebody at once.
         """
-        while self.waiting and budget and self._free_rows:
-            request = self.waiting[0]
+        index = 0
+        while index < len(self.waiting) and budget and self._free_rows:
+            request = self.waiting[index]
             row = self._free_rows[-1]
             if request.keys is None:
                 request.keys = self.cache.keys(request.context)
+            if self.cache.defer(request.token_ids, request.keys):
+                index += 1
+                continue
             reserve = len(self.running)
             resumed = request.scheduled > 0
             cached = self.cache.admit(row, request.token_ids, reserve, keys=request.keys, resumed=resumed)
             if cached is None:
                 return
-            self.waiting.pop(0)
+            self.waiting.pop(index)
             self._free_rows.pop()
             self._start(request, row, cached)
             budget -= self._add_chunk(request, budget, chunks)

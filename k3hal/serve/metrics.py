@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from k3hal.debug import shadow_figures
-from k3hal.engine.interface import Engine, RequestTiming
+from k3hal.engine.interface import Engine, EngineStats, RequestTiming
 
 _OURS, _COMPAT = "k3hal_", "vllm:"
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -28,6 +28,11 @@ _ONLY_OURS = (
     "k3hal_client_disconnects",
     "k3hal_parser_recoveries",
     "k3hal_engine_steps",
+    "k3hal_prefix_cache_usage_perc",
+    "k3hal_prefix_cache_resumed_queries",
+    "k3hal_prefix_cache_resumed_hits",
+    "k3hal_prefix_cache_snapshots_evicted",
+    "k3hal_prefix_cache_misses",
 )
 
 
@@ -160,13 +165,20 @@ class _EngineFigures(Collector):
             "num_requests_running": ("Sequences running.", stats.num_running),
             "num_requests_waiting": ("Sequences waiting.", stats.num_waiting),
             "kv_cache_usage_perc": ("Share of the cache in use, 1 is full.", stats.kv_usage),
+            "prefix_cache_usage_perc": ("Share of the cache kept for later prompts, 1 is full.", stats.cached_usage),
             "ready": ("1 while the server takes traffic.", int(self._metrics.ready)),
         }
         counters = {
             "prompt_tokens": ("Prompt tokens taken in.", stats.prompt_tokens),
             "prompt_tokens_cached": ("Prompt tokens found in the cache.", stats.cached_prompt_tokens),
-            "prefix_cache_queries": ("Tokens looked up in the prefix cache.", stats.prompt_tokens),
-            "prefix_cache_hits": ("Tokens found in the prefix cache.", stats.cached_prompt_tokens),
+            "prefix_cache_queries": ("Tokens looked up in the prefix cache.", stats.prefix.prompt_tokens),
+            "prefix_cache_hits": ("Tokens found in the prefix cache.", stats.prefix.cached_tokens),
+            "prefix_cache_resumed_queries": (
+                "Tokens of preempted sequences looked up when they came back.",
+                stats.prefix.resumed_tokens,
+            ),
+            "prefix_cache_resumed_hits": ("Those of them that were found.", stats.prefix.resumed_cached_tokens),
+            "prefix_cache_snapshots_evicted": ("States given up for memory.", stats.prefix.snapshots_evicted),
             "generation_tokens": ("Tokens generated.", stats.generation_tokens),
             "num_preemptions": ("Sequences preempted.", stats.preemptions),
             "engine_steps": ("Engine steps.", stats.steps),
@@ -177,6 +189,15 @@ class _EngineFigures(Collector):
                 family = kind(_OURS + name, text, labels=_LABELS)
                 family.add_metric(values, value)
                 yield family
+        yield self._misses(stats, values)
+
+    def _misses(self, stats: EngineStats, values: list[str]) -> CounterMetricFamily:
+        """Prompt tokens that were not found, by why; with the hits they make up all that were looked up."""
+        text = "Prompt tokens not found in the prefix cache, by reason."
+        family = CounterMetricFamily(_OURS + "prefix_cache_misses", text, labels=(*_LABELS, "reason"))
+        for reason, tokens in stats.prefix.labels.items():
+            family.add_metric([*values, reason], tokens)
+        return family
 
 
 class _ShadowFigures(Collector):

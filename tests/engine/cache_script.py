@@ -188,14 +188,15 @@ def play_many(seeds: range, steps: int, change: Callable[[Harness], None] | None
         try:
             runs.append(Run(script, change).play())
         except Exception as error:
-            smallest = shrink(script, lambda candidate: _fails(candidate, change))
+            smallest = shrink(script, lambda candidate: fails(candidate, change))
             raise AssertionError(f"seed {seed} fails as {smallest}") from error
         if sum(run.harness.steps for run in runs) >= steps:
             break
     return runs
 
 
-def _fails(script: Script, change: Callable[[Harness], None] | None) -> bool:
+def fails(script: Script, change: Callable[[Harness], None] | None) -> bool:
+    """Whether a script ends in anything but the right outputs."""
     try:
         Run(script, change).play()
     except Exception:  # noqa: BLE001

@@ -67,7 +67,7 @@ def test_siblings_share_their_prefix_from_the_third_on(plain: LLM, cached: LLM) 
         said, hit = answer(cached, prompt)
         assert said == answer(plain, prompt)[0]
         hits.append(hit)
-    assert hits[:2] == [0, 0]
+    assert hits[0] == 0
     assert hits[2:] == [320, 320]
 
 
@@ -75,20 +75,23 @@ def test_an_edit_in_the_middle_resumes_before_it(plain: LLM, cached: LLM) -> Non
     prompt = tokens(6, 500)
     answer(cached, prompt)
     for place in (100, 333):
-        for _ in range(2):
-            edited = [*prompt[:place], (prompt[place] + 1) % 300, *prompt[place + 1 :]]
-            said, hit = answer(cached, edited)
-            assert said == answer(plain, edited)[0]
-        assert place // 64 * 64 <= hit
+        edited = [*prompt[:place], (prompt[place] + 1) % 300, *prompt[place + 1 :]]
+        expected = answer(plain, edited)[0]
+        said, hit = answer(cached, edited)
+        assert said == expected
+        assert hit <= place
+        said, hit = answer(cached, edited)
+        assert said == expected
+        assert hit >= 448
 
 
 def test_many_at_once_in_little_memory_are_preempted_and_resumed(nano_dir: Path, plain: LLM) -> None:
-    budget = 0.0213
+    budget = 0.0312
     prompts = [[*tokens(7, 100), *tokens(20 + i, 60 * i)] for i in range(4)]
     long = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
     with LLM(nano_dir, **SIZES, prefix_match_unit=64, memory_budget=budget) as tight:
         said = [output.outputs[0].token_ids for output in tight.generate(prompts, long)]
-        stats = tight.engine_stats()
+        stats = tight._engine.engine.stats()
     assert stats.preemptions > 0
     assert said == [output.outputs[0].token_ids for output in plain.generate(prompts, long)]
 

@@ -35,10 +35,15 @@ class PrefixIndex:
         self.tree = PrefixTree(
             unit, geometry.page_tokens, store.pool.num_pages, store.hold_in_index, store.drop_from_index
         )
-        self.table = SnapshotTable(store.run)
+        self.table = SnapshotTable(store.run, geometry.page_tokens)
         self.seen = SeenUnits()
         self._store, self.policy, self._stats, self._clock = store, policy, stats, clock
         self._page_moved = page_moved
+
+    @property
+    def num_units(self) -> int:
+        """Match units whose KV is held."""
+        return sum((node.end - node.start) // self.tree.unit for node in self.tree.nodes())
 
     def match(self, keys: UnitKeys, token_ids: np.ndarray, limit: int) -> Match:
         return self.tree.match(keys, token_ids, limit)
@@ -51,7 +56,7 @@ class PrefixIndex:
         self.table.uses[entry] += 1
 
     def make_room(self, pages: int, *, slot: bool) -> bool:
-        """See that `pages` pages, and beside them a slot if asked for, are free. False when giving up all did not do."""
+        """See that `pages` pages, and beside them a slot if asked for, are free. False when there is no way to."""
         return self._free_pages(pages + self._store.run * slot, None) and (not slot or self._whole_run())
 
     def snapshot(self, keys: UnitKeys, token_ids: np.ndarray, pages: np.ndarray, slot: int, kind: Kind) -> Node | None:
@@ -93,12 +98,19 @@ class PrefixIndex:
         self.policy.added(self.table, entry, node.digests[-DIGEST_BYTES:])
 
     def withdraw(self, node: Node) -> None:
-        """Forget the snapshot of `node`, and every one below: what follows a wrong state is wrong too."""
+        """Forget the snapshots before, at and after `node`: what comes of a wrong state is wrong, its source may be."""
+        wrong: list[Node] = []
+        above = node.parent
+        while above is not None:
+            wrong.append(above)
+            above = above.parent
         below = [node]
         while below:
             step = below.pop()
+            wrong.append(step)
             below += step.children.values()
             below += (tail for same in step.tails.values() for tail in same.values())
+        for step in wrong:
             if step.slot:
                 self._give_up(step.entry)
 

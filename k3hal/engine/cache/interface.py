@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from k3hal.engine.cache.keys import PrefixContext, UnitKeys
+from k3hal.engine.cache.stats import CacheStats
 
 NEVER = 2**62
 """A position no sequence reaches."""
@@ -44,9 +45,16 @@ class SequenceCache(Protocol):
     num_pages: np.ndarray
     slots: np.ndarray
 
+    stats: CacheStats
+
     @property
     def usage(self) -> float:
         """Fraction of the memory that is held by sequences."""
+        ...
+
+    @property
+    def cached_usage(self) -> float:
+        """Fraction of the memory that is held for later sequences only."""
         ...
 
     def longest_sequence(self) -> int:
@@ -58,6 +66,13 @@ class SequenceCache(Protocol):
 
     def keys(self, context: PrefixContext = ...) -> UnitKeys:
         """What names a sequence's prefixes; kept with the sequence and given to `admit`, it is computed once."""
+        ...
+
+    def defer(self, token_ids: np.ndarray, keys: UnitKeys) -> bool:
+        """Whether a sequence better waits: a running one is about to leave a longer prefix of it than there is now.
+
+        That one stops there, on its way or at its end, so the wait ends.
+        """
         ...
 
     def admit(

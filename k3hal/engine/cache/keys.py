@@ -96,7 +96,7 @@ class UnitKeys:
         return hashlib.sha256(data).digest()[:DIGEST_BYTES]
 
     def _media_between(self, start: int, end: int) -> bytes:
-        """What to add to the tokens `[start, end)`: each medium's place and digest, which cannot be taken for tokens."""
+        """What to add to the tokens `[start, end)`: each medium's place and digest, never to be taken for tokens."""
         return b"".join(
             b"\xff" * 4 + at.to_bytes(8, "little") + len(digest).to_bytes(8, "little") + digest
             for at, digest in self._context.media

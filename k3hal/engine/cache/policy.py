@@ -11,7 +11,6 @@ import numpy as np
 from k3hal.engine.cache.keys import PrefixNames
 from k3hal.engine.cache.reuse import Prospect
 from k3hal.engine.cache.snapshots import SnapshotTable
-from k3hal.errors import UsageError
 
 
 class Kind(IntEnum):
@@ -25,6 +24,7 @@ class Kind(IntEnum):
     SEQUENCE_END = 5
     PREEMPTED = 6
     NEAR_END = 7
+    AWAITED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,10 @@ class RetentionPolicy(Protocol):
     """Where snapshots are taken and which is given up first. One instance serves one cache."""
 
     name: str
+    shares: bool
+    """Whether a prompt stops where another that came meanwhile begins to differ from it, and that one waits for it."""
 
-    def stops(self, facts: PromptFacts) -> list[Stop]:
+    def stops(self, table: SnapshotTable, facts: PromptFacts) -> list[Stop]:
         """Where to take snapshots while a prompt is computed; positions not after `facts.cached` are ignored."""
         ...
 
@@ -108,8 +110,9 @@ class Recency:
     """The parts that policies without a model of reuse share: what was used least recently goes first."""
 
     name = "recency"
+    shares = True
 
-    def stops(self, facts: PromptFacts) -> list[Stop]:
+    def stops(self, table: SnapshotTable, facts: PromptFacts) -> list[Stop]:
         return []
 
     def next_decode_stop(self, position: int, unit: int) -> int | None:
@@ -138,6 +141,7 @@ class Nothing(Recency):
     """No snapshot at all."""
 
     name = "none"
+    shares = False
 
     def keeps_end(self, num_tokens: int, *, preempted: bool) -> bool:
         return False
@@ -148,7 +152,7 @@ class PromptEnd(Recency):
 
     name = "prompt"
 
-    def stops(self, facts: PromptFacts) -> list[Stop]:
+    def stops(self, table: SnapshotTable, facts: PromptFacts) -> list[Stop]:
         return [Stop(facts.last, Kind.PROMPT_END)]
 
 
@@ -157,7 +161,7 @@ class SecondHit(Recency):
 
     name = "second-hit"
 
-    def stops(self, facts: PromptFacts) -> list[Stop]:
+    def stops(self, table: SnapshotTable, facts: PromptFacts) -> list[Stop]:
         return [Stop(facts.matched, Kind.JUNCTION)]
 
     def keeps_end(self, num_tokens: int, *, preempted: bool) -> bool:
@@ -171,7 +175,7 @@ class Interval(Recency):
         self.name = f"interval:{tokens}"
         self._tokens = tokens
 
-    def stops(self, facts: PromptFacts) -> list[Stop]:
+    def stops(self, table: SnapshotTable, facts: PromptFacts) -> list[Stop]:
         step = self._step(facts.unit)
         first = facts.cached // step * step + step
         stops = [Stop(at, Kind.INTERVAL) for at in range(first, facts.last, step)]

@@ -21,6 +21,7 @@ class PagePool:
         self.num_runs, self.run = num_runs, run
         self.num_pages = num_runs * run
         self._counter = np.arange(self.num_pages, dtype=np.int64)
+        self._run_of = self._counter // run
         self._in_run = self._counter[:run]
         # Loose pages: the free pages of broken runs, a stack with each page's place in it (-1 elsewhere).
         self._loose = np.zeros(self.num_pages, np.int64)
@@ -63,16 +64,16 @@ class PagePool:
             self._push_loose(fresh[short:])
         self._place[pages] = -1
         self._used[pages] = True
-        np.subtract.at(self._loose_in_run, pages // self.run, 1)
+        np.subtract.at(self._loose_in_run, self._run_of[pages], 1)
         return pages
 
     def free_pages(self, pages: np.ndarray) -> None:
         """Give pages back. Raises `RuntimeError` on a page that is not in use or is named twice."""
-        if not self._used[pages].all():
+        if np.count_nonzero(self._used[pages]) != pages.size:
             raise RuntimeError(f"pages freed that are not in use: {pages[~self._used[pages]].tolist()}")
         self._used[pages] = False
         self._push_loose(pages)
-        runs = pages // self.run
+        runs = self._run_of[pages]
         np.add.at(self._loose_in_run, runs, 1)
         whole = runs[self._loose_in_run[runs] == self.run]
         if whole.size:
@@ -140,7 +141,7 @@ class PagePool:
         places = self._counter[start:end]
         self._loose[start:end] = pages
         self._place[pages] = places
-        if (self._place[pages] != places).any():
+        if np.count_nonzero(self._place[pages] != places):
             raise RuntimeError(f"a page is named twice in {pages.tolist()}")
         self._num_loose = end
 

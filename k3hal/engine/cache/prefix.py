@@ -11,12 +11,12 @@ import numpy as np
 from k3hal.engine.cache.geometry import CacheGeometry
 from k3hal.engine.cache.index import PrefixIndex
 from k3hal.engine.cache.interface import NEVER, PageCopies
-from k3hal.engine.cache.keys import NO_CONTEXT, PrefixContext, PrefixNames, UnitKeys
+from k3hal.engine.cache.keys import DIGEST_BYTES, NO_CONTEXT, PrefixContext, PrefixNames, UnitKeys
 from k3hal.engine.cache.policy import Kind, PromptFacts, RetentionPolicy, Stop
 from k3hal.engine.cache.pool import PagePool
 from k3hal.engine.cache.stats import CacheStats, Lookup, label_tokens
 from k3hal.engine.cache.store import PageStore
-from k3hal.engine.cache.tree import Match, Node
+from k3hal.engine.cache.tree import Match, Node, common_digests
 
 
 class PrefixCache:
@@ -53,6 +53,9 @@ class PrefixCache:
         self.index = PrefixIndex(
             geometry, self._store, policy, match_unit, self.stats, clock, page_moved=self._rename_in_rows
         )
+        # How far each row's prompt is computed once the planned step has run, and where it ends; equal when it is done.
+        self._progress = np.zeros(max_rows, np.int64)
+        self._goal = np.zeros(max_rows, np.int64)
         self._keys: list[UnitKeys | None] = [None] * max_rows
         self._prompts: list[PromptFacts | None] = [None] * max_rows
         self._stops: list[list[Stop]] = [[] for _ in range(max_rows)]
@@ -123,13 +126,23 @@ class PrefixCache:
         if not keys.context.private:
             self._plan_stops(row, facts)
         self._occupy(row, match.node, path, shared, fresh)
+        self._progress[row], self._goal[row] = found.cached, 0 if keys.context.private else token_ids.size
         return found.cached
+
+    def defer(self, token_ids: np.ndarray, keys: UnitKeys) -> bool:
+        if keys.context.private or not self.policy.shares:
+            return False
+        due = 0
+        for row in np.flatnonzero(self._progress < self._goal).tolist():
+            due = max(due, self._due(row, token_ids, keys))
+        return due > 0 and due > self._match(token_ids, keys).cached
 
     def chunk_end(self, row: int, start: int, end: int) -> int:
         stop = int(self.next_stop[row])
         if start < stop < end:
             self.stats.stops += 1
-            return stop
+            end = stop
+        self._progress[row] = end
         return end
 
     def reach(self, row: int, token_ids: np.ndarray) -> None:
@@ -166,6 +179,7 @@ class PrefixCache:
         self._store.drop_from_row(self.page_table[row, : self.num_pages[row]].copy())
         self.num_pages[row] = self.slots[row] = 0
         self.next_stop[row] = NEVER
+        self._progress[row] = self._goal[row] = 0
         self._keys[row] = self._prompts[row] = None
         self._stops[row], self._origin[row] = [], []
 
@@ -265,10 +279,30 @@ class PrefixCache:
     def _plan_stops(self, row: int, facts: PromptFacts) -> None:
         self._prompts[row] = facts
         wished = {
-            stop.position: stop for stop in self.policy.stops(facts) if facts.cached < stop.position < facts.num_tokens
+            stop.position: stop
+            for stop in self.policy.stops(self.index.table, facts)
+            if facts.cached < stop.position < facts.num_tokens
         }
         self._stops[row] = [wished[position] for position in sorted(wished, reverse=True)]
         self._arm(row, facts.cached)
+
+    def _due(self, row: int, token_ids: np.ndarray, keys: UnitKeys) -> int:
+        """The longest prefix of `token_ids` whose state a row's prompt is still to come by; the row will stop there."""
+        own = self._keys[row]
+        assert own is not None
+        units = min(token_ids.size - 1, int(self._goal[row]) - 1) // self.match_unit
+        shared = self.match_unit * common_digests(
+            bytes(own.chain(token_ids[:0])[: units * DIGEST_BYTES]),
+            bytes(keys.chain(token_ids)[: units * DIGEST_BYTES]),
+        )
+        if shared <= self._progress[row]:
+            return 0
+        stops = self._stops[row]
+        if all(stop.position != shared for stop in stops):
+            stops.append(Stop(shared, Kind.AWAITED))
+            stops.sort(key=lambda stop: -stop.position)
+            self.next_stop[row] = min(int(self.next_stop[row]), shared)
+        return shared
 
     def _arm(self, row: int, position: int) -> None:
         """Set the row's next stop after `position`."""

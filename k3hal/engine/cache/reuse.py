@@ -12,39 +12,44 @@ from k3hal.engine.cache.keys import PrefixNames
 class ReuseOdds:
     """How often things with certain features come again: naive Bayes over counts.
 
-    A feature is a small integer; the first of a thing's features is the group that its base rate is taken from. A thing
-    counts as one that did not come again from the moment it is noted until it does.
+    A feature is a small integer. A thing's first one is the population that its later ones, from the third on, are
+    judged against; the second is its group in the population, whose rate is where the estimate starts.
     """
 
     def __init__(self, num_features: int) -> None:
         self._noted = [0.0] * num_features
         self._came = [0.0] * num_features
 
-    def note(self, features: Sequence[int]) -> None:
+    def count(self, features: Sequence[int]) -> None:
+        """One thing more, of which it is not known that it came again."""
         for feature in features:
             self._noted[feature] += 1.0
 
     def came(self, features: Sequence[int]) -> None:
+        """One that was counted came again."""
         for feature in features:
             self._came[feature] += 1.0
 
     def probability(self, features: Sequence[int]) -> float:
-        """That a thing with these features comes again. Few counts say little: they start from the group's rate.
+        """That a thing with these features comes again. Few counts say little: they start from what is more general.
 
-        Features overlap in what they say, hence less than the full weight for each beyond the group.
+        Features overlap in what they say, hence less than the full weight for each.
         """
-        group, *others = features
-        rate = (self._came[group] + 0.5) / (self._noted[group] + 2.0)
-        base = _log_odds(rate)
-        total = base
+        population, group, *others = features
+        rate = (self._came[population] + 0.5) / (self._noted[population] + 2.0)
+        usual = _log_odds(rate)
+        total = _log_odds(self._near(group, rate))
         for feature in others:
-            seen = (self._came[feature] + 4.0 * rate) / (self._noted[feature] + 4.0)
-            total += 0.8 * (_log_odds(seen) - base)
-        return 1.0 / (1.0 + math.exp(-min(max(total, -8.0), 4.0)))
+            total += 0.8 * (_log_odds(self._near(feature, rate)) - usual)
+        return 1.0 / (1.0 + math.exp(-min(max(total, -9.0), 4.0)))
+
+    def _near(self, feature: int, rate: float) -> float:
+        """A feature's rate, drawn towards a more general one as if that had been seen four times."""
+        return (self._came[feature] + 4.0 * rate) / (self._noted[feature] + 4.0)
 
 
 def _log_odds(rate: float) -> float:
-    rate = min(max(rate, 1e-3), 1.0 - 1e-3)
+    rate = min(max(rate, 1e-4), 1.0 - 1e-4)
     return math.log(rate / (1.0 - rate))
 
 
@@ -52,25 +57,28 @@ def _log_odds(rate: float) -> float:
 class Prospect:
     """A prefix that may come again. `interval` seconds pass until then if it does; `since` is when it last came.
 
-    `group` is 8 times the kind of place, and how often it came. `entry` is its snapshot's in the table, -1 without one.
+    `kind` and `level` say what place it is. `entry` is its snapshot's in the table, -1 without one.
+    `counted` says whether the odds know of it.
     """
 
     name: bytes
     floor: bytes
     end: int
-    group: int
+    kind: int
+    level: int
     uses: int
     features: tuple[int, ...]
     probability: float
     interval: float
     since: float
     entry: int = -1
+    counted: bool = False
 
 
 class Prospects:
     """The most recent prefixes, by name; the oldest are forgotten when there are `limit`."""
 
-    def __init__(self, limit: int = 1 << 14) -> None:
+    def __init__(self, limit: int = 1 << 15) -> None:
         self._limit = limit
         self._by_name: dict[bytes, Prospect] = {}
         self._tails: dict[bytes, list[Prospect]] = {}

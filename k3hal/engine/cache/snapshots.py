@@ -18,14 +18,14 @@ _COLUMNS = (
 class SnapshotTable:
     """One entry a snapshot; `live` says which entries mean anything.
 
-    `position` tokens before the snapshot; `gap` how many of them would be computed anew without it, the nearest snapshot
+    `position` tokens before the snapshot; `gap` how many of them would be computed anew without it, the nearest one
     before it (`parent`, an entry or -1) staying; `kv_pages` pages that only it needs; `kind` what it was taken for
     (`policy.Kind`); `created` and `used` seconds; `uses` how often a prompt began with it. Policies keep
     `chance`, `interval` and `since` for themselves; `score` is their verdict. `run` is the pages of a snapshot's state.
     """
 
-    def __init__(self, run: int) -> None:
-        self.run = run
+    def __init__(self, run: int, page_tokens: int) -> None:
+        self.run, self.page_tokens = run, page_tokens
         self.nodes: list[Node | None] = []
         self.live = np.zeros(0, bool)
         self.position = np.zeros(0, np.int64)

@@ -54,7 +54,7 @@ class CacheStats:
 
 def label_tokens(num_tokens: int, cached: int, matched: int, seen: int, unit: int) -> Lookup:
     """Divide a prompt's tokens. `matched` of them have their KV, `seen` were seen, both whole units of the prompt."""
-    labels = dict.fromkeys(LABELS, 0)
+    labels: dict[str, int] = dict.fromkeys(LABELS, 0)
     capped = (num_tokens - 1) // unit * unit
     whole = num_tokens // unit * unit
     matched, seen = max(matched, cached), max(matched, seen, cached)

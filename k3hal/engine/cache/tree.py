@@ -55,7 +55,7 @@ class Match:
 
 
 class PrefixTree:
-    """Nodes by digest. Knows nothing of memory: `hold` and `drop` are told which pages a node begins and ceases to name.
+    """Nodes by digest. Knows nothing of memory: `hold` and `drop` are told which pages a node names, or no longer.
 
     `numbered` holds the nodes by `Node.number`, and `owner` int32 [num_pages] the number of one node that names a page;
     any other that does is its neighbour.
@@ -169,7 +169,7 @@ class PrefixTree:
             node = child
             path.append(node)
             length = min(node.end // self.unit, units) - at
-            shared = _common(node.digests, chain[at * size : (at + length) * size])
+            shared = common_digests(node.digests, chain[at * size : (at + length) * size])
             at += shared
             if at * self.unit < node.end:
                 break
@@ -260,7 +260,7 @@ class PrefixTree:
                 self._rename_from(child, old, new)
 
 
-def _common(left: bytes, right: bytes) -> int:
+def common_digests(left: bytes, right: bytes) -> int:
     """Digests that two runs share at their start. In a chain the first difference makes all later ones differ."""
     length = min(len(left), len(right)) // DIGEST_BYTES
     if left[: length * DIGEST_BYTES] == right[: length * DIGEST_BYTES]:
