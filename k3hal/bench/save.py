@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from k3hal.bench.cache.tables import cache_tables
 from k3hal.bench.operators import SCHEMA, operator_tables
 from k3hal.bench.tables import Table, dispatch_tables, dump_tables, engine_tables
 from k3hal.errors import InputError, UsageError
@@ -16,6 +17,7 @@ _TABLES = {
     "k3hal.bench_engine/1": engine_tables,
     "k3hal.bench_dispatch/1": dispatch_tables,
     "k3hal.bench_dump/1": dump_tables,
+    "k3hal.bench_cache/1": cache_tables,
     SCHEMA: operator_tables,
 }
 

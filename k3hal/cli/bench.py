@@ -8,18 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from k3hal.cli.common import DType, Json, Ops
+from k3hal.cli.bench_cache import bench_cache
+from k3hal.cli.common import DType, Json, Ops, Save
 from k3hal.cli.output import print_json
 from k3hal.errors import UsageError
 
-app = typer.Typer(no_args_is_help=True, help="Measure the engine and dispatch on this machine.")
-
-Save = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--save", metavar="FILE", help="Keep the report as FILE.json, its tables in FILE.md; may be repeated."
-    ),
-]
+app = typer.Typer(no_args_is_help=True, help="Measure the engine, its cache and dispatch on this machine.")
+app.command("cache")(bench_cache)
 
 
 @app.command("engine")

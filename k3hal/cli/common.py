@@ -65,6 +65,12 @@ Config = Annotated[
     typer.Option("--config", metavar="FILE", help="YAML of the same names; the environment and flags go over it."),
 ]
 Plan = Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="Pin this saved dispatch plan.")]
+Save = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--save", metavar="FILE", help="Keep the report as FILE.json, its tables in FILE.md; may be repeated."
+    ),
+]
 
 
 def settings_from(ctx: typer.Context, kind: type[S]) -> S:

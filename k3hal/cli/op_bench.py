@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from k3hal.cli.bench import Save
-from k3hal.cli.common import Json
+from k3hal.cli.common import Json, Save
 from k3hal.cli.op_cases import CaseFiles, DTypes, PresentDevice, SampleNames, Seed, Tags, present
 from k3hal.cli.output import print_json
 from k3hal.dispatch.call import Call

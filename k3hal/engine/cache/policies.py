@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from k3hal.engine.cache.cost import CostAware
 from k3hal.engine.cache.policy import Interval, Nothing, PromptEnd, RetentionPolicy, SecondHit
+from k3hal.engine.cache.valued import Valued
 from k3hal.errors import UsageError
 
-_PLAIN = {"none": Nothing, "prompt": PromptEnd, "second-hit": SecondHit, "cost": CostAware}
+_PLAIN = {"none": Nothing, "prompt": PromptEnd, "second-hit": SecondHit, "cost": CostAware, "valued": Valued}
 
 
 def make_policy(text: str) -> RetentionPolicy:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -40,7 +40,8 @@ class PromptFacts:
     """What is known of a prompt as it is admitted, in tokens.
 
     `cached` are not computed; `matched` have their KV here (a snapshot at that position was missing if `matched` is
-    larger); `seen` began some earlier prompt, whether or not anything of it is left. `boundaries` are hints of the
+    larger); `seen` began some earlier prompt, whether or not anything of it is left: one of `donor` tokens, if it was only
+    one, else `donor` is 0. `boundaries` are hints of the
     caller's. States are found again at multiples of `unit`, the match unit, and where a sequence or a message ends.
     """
 
@@ -48,10 +49,11 @@ class PromptFacts:
     cached: int
     matched: int
     seen: int
+    donor: int
     boundaries: tuple[int, ...]
     names: PrefixNames
     now: float
-    memo: list[Prospect] = field(default_factory=list)
+    memo: list[Any] = field(default_factory=list)
     """What a policy noted of this prompt, for its own later use."""
 
     @property

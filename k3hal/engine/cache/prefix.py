@@ -120,7 +120,8 @@ class PrefixCache:
         found = self._explain(token_ids, keys, match)
         self._count(found, resumed=resumed)
         facts = self._facts(token_ids, keys, match)
-        self.index.seen.note(keys.chain(token_ids), token_ids.size // self.match_unit)
+        prompt = 0 if resumed else token_ids.size
+        self.index.seen.note(keys.chain(token_ids), token_ids.size // self.match_unit, prompt)
         self._keys[row] = keys
         if not keys.context.private:
             self._plan_stops(row, facts)
@@ -207,12 +208,14 @@ class PrefixCache:
             self.stats.count(found)
 
     def _facts(self, token_ids: np.ndarray, keys: UnitKeys, match: Match) -> PromptFacts:
-        units = token_ids.size // self.match_unit
+        chain = keys.chain(token_ids)
+        seen = self.index.seen.known(chain, token_ids.size // self.match_unit)
         return PromptFacts(
             num_tokens=token_ids.size,
             cached=match.cached,
             matched=match.matched,
-            seen=self.index.seen.known(keys.chain(token_ids), units) * self.match_unit,
+            seen=seen * self.match_unit,
+            donor=self.index.seen.donor(chain, seen),
             boundaries=keys.context.boundaries,
             names=PrefixNames(keys, token_ids),
             now=self._clock(),

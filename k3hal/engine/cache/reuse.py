@@ -83,6 +83,9 @@ class Prospects:
         self._by_name: dict[bytes, Prospect] = {}
         self._tails: dict[bytes, list[Prospect]] = {}
 
+    def oldest(self) -> Prospect:
+        return next(iter(self._by_name.values()))
+
     def get(self, name: bytes) -> Prospect | None:
         return self._by_name.get(name)
 

@@ -1,0 +1,56 @@
+"""Draws hit rate against budget: every policy, the oracle, the bound, and vLLM where it ran."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from k3hal.errors import InputError, UnsupportedError
+
+
+def check_plot() -> None:
+    """Raise `UnsupportedError` where pictures cannot be made, before minutes are spent on what they would show."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise UnsupportedError("--plot needs matplotlib", hint="install k3hal[plot]") from None
+
+
+def save_plot(report: Mapping[str, Any], path: Path) -> list[Path]:
+    """Write `path` with the suffixes .png and .svg. Raises `InputError` for an unwritable place."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter, PercentFormatter, ScalarFormatter
+
+    sweep, settings = report["sweep"], report["settings"]
+    budgets = [budget / 1e9 for budget in sweep["budgets"]]
+    figure = Figure(figsize=(8, 5.2), dpi=110, layout="constrained")
+    axes = figure.subplots()
+    axes.fill_between(budgets, sweep["oracle"], sweep["bound"], color="0.88", linewidth=0)
+    axes.plot(budgets, sweep["bound"], "-", color="0.6", linewidth=1, label="proven bound")
+    axes.plot(budgets, sweep["oracle"], "--", color="0.35", linewidth=1.3, label="oracle, knows the future")
+    for number, (policy, rates) in enumerate(sweep["policies"].items()):
+        width = 2.2 if policy == settings["policy"] else 1.3
+        axes.plot(budgets, rates, "o-", color=f"C{number}", linewidth=width, markersize=4, label=policy)
+    if sweep["peer"]:
+        axes.plot(budgets, sweep["peer"], "s:", color="black", linewidth=1.3, markersize=4, label="vLLM's manager")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(budgets)
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xticklabels([f"{budget:.3g}" for budget in budgets])
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_ylim(bottom=0)
+    axes.grid(True, alpha=0.3)
+    axes.set(xlabel=f"GB a rank (TP{settings['tp']}, {settings['kv']} KV)", ylabel="prompt tokens that hit")
+    axes.set_title(f"{Path(report['trace']['name']).name}, {report['trace']['requests']} requests, {settings['mode']}")
+    axes.legend(fontsize=8, loc="best")
+    files = [path.with_suffix(suffix) for suffix in (".png", ".svg")]
+    try:
+        with rc_context({"svg.fonttype": "none"}):  # words stay words, to be searched and read aloud
+            for file in files:
+                figure.savefig(file)
+    except OSError as error:
+        raise InputError(f"{path}: the picture cannot be written: {error.strerror or error}") from error
+    return files

@@ -1,0 +1,115 @@
+"""`k3hal bench cache`: traces through the real scheduler and cache, without a model."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from k3hal.cli.common import Json, Save
+from k3hal.cli.output import print_json
+from k3hal.errors import UsageError
+
+_RANKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 96)
+
+
+def bench_cache(
+    trace: Annotated[
+        str | None, typer.Option("--trace", metavar="FILE|agentic:SEED|chat:SEED", help="Requests to replay.")
+    ] = None,
+    budget_gb: Annotated[
+        float, typer.Option("--budget-gb", metavar="X", help="GB (1e9 bytes) of a rank for pages and snapshots.")
+    ] = 21.233664,
+    policy: Annotated[
+        str, typer.Option("--policy", metavar="cost|second-hit|prompt|interval:N|none", help="What is kept.")
+    ] = "cost",
+    tp: Annotated[int, typer.Option("--tp", metavar="N", help="Ranks the states are divided over.")] = 8,
+    kv: Annotated[str, typer.Option("--kv", metavar="fp8|bf16", help="The KV cache's dtype.")] = "fp8",
+    mode: Annotated[
+        str, typer.Option("--mode", metavar="serial|concurrent:C", help="One request after the other, or C at once.")
+    ] = "serial",
+    match_unit: Annotated[int, typer.Option("--match-unit", metavar="N", help="Tokens of a match unit.")] = 128,
+    head: Annotated[int | None, typer.Option("--head", metavar="N", help="Only the first N requests.")] = None,
+    oracle: Annotated[bool, typer.Option("--oracle", help="Also what a cache that knows the future reaches.")] = False,
+    peer: Annotated[
+        str | None, typer.Option("--peer", metavar="vllm", help="Also vLLM's own manager on the same prompts.")
+    ] = None,
+    peer_python: Annotated[
+        Path | None, typer.Option("--peer-python", metavar="EXE", help="An interpreter that can import vllm.")
+    ] = None,
+    micro: Annotated[bool, typer.Option("--micro", help="Also time the bookkeeping alone.")] = False,
+    capacity: Annotated[bool, typer.Option("--capacity", help="Also how many sequences fit, and the padding.")] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", metavar="FILE", help="Draw hit rate against budget as FILE.png and FILE.svg."),
+    ] = None,
+    save: Save = None,
+    as_json: Json = False,
+) -> int:
+    """Replay a trace through scheduler and prefix cache of the full-size model, without running it.
+
+    --plot replays every policy at six budgets around --budget-gb, which takes minutes.
+    """
+    if plot is not None and trace is None:
+        raise UsageError("--plot needs --trace")
+    if trace is None and not (capacity or micro):
+        raise UsageError("nothing to do", hint="give --trace, --capacity or --micro")
+    if peer not in (None, "vllm") or (peer_python is not None and peer is None):
+        raise UsageError(f"--peer is {peer!r}", hint="it is vllm, and --peer-python belongs to it")
+    if not 0 < budget_gb < math.inf:
+        raise UsageError(f"--budget-gb is {budget_gb}", hint="a positive number")
+    if tp not in _RANKS or kv not in ("fp8", "bf16"):
+        raise UsageError(f"--tp is {tp} and --kv {kv!r}", hint=f"ranks divide 96 heads, {_RANKS}; KV is fp8 or bf16")
+    if match_unit < 1 or (head is not None and head < 1):
+        raise UsageError("--match-unit and --head are at least 1")
+    from k3hal.bench.cache.plot import check_plot, save_plot
+    from k3hal.bench.cache.report import SCHEMA, CacheBench
+    from k3hal.bench.cache.report import bench_cache as measure
+    from k3hal.bench.cache.sources import load_trace
+    from k3hal.bench.save import check_targets, tables_of
+    from k3hal.bench.save import save as keep
+    from k3hal.engine.cache.policies import make_policy
+
+    def say(line: str) -> None:
+        typer.echo(line, err=True)
+
+    check_targets(save or [])
+    make_policy(policy)
+    if plot is not None:
+        check_plot()
+    settings = CacheBench(
+        budget=round(budget_gb * 1e9),
+        policy=policy,
+        tp=tp,
+        kv="bf16" if kv == "bf16" else "fp8",
+        concurrency=_concurrency(mode),
+        match_unit=match_unit,
+        oracle=oracle,
+        peer=peer is not None,
+        peer_python=peer_python,
+        capacity=capacity,
+        micro=micro,
+        sweep=plot is not None,
+    )
+    report = measure(settings, None if trace is None else load_trace(trace).head(head), say)
+    if plot is not None:
+        for file in save_plot(report, plot):
+            say(f"wrote {file}")
+    for target in save or []:
+        keep({"schema": SCHEMA, **report}, target)
+    if as_json:
+        print_json(SCHEMA, report)
+    else:
+        typer.echo("\n\n".join(table.text() for table in tables_of({"schema": SCHEMA, **report})))
+    return 0
+
+
+def _concurrency(mode: str) -> int:
+    kind, _, count = mode.partition(":")
+    if mode == "serial":
+        return 1
+    if kind == "concurrent" and count.isascii() and count.isdecimal() and 1 <= int(count) <= 1024:
+        return int(count)
+    raise UsageError(f"--mode is {mode!r}", hint="serial, or concurrent:C with C from 1 to 1024")

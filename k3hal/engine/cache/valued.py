@@ -1,0 +1,188 @@
+"""A retention policy that keeps what it expects to repay its memory soonest, by what it learns of returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from k3hal.engine.cache.backoff import BackOff
+from k3hal.engine.cache.keys import DIGEST_BYTES, PrefixNames
+from k3hal.engine.cache.policy import Kind, PromptFacts, Stop
+from k3hal.engine.cache.returns import ReturnModel
+from k3hal.engine.cache.reuse import Prospects
+from k3hal.engine.cache.snapshots import SnapshotTable
+
+_BUCKETS = 22
+_USES = 3
+_REMEMBERED = 1 << 14
+_REFRESH = 64
+"""Prompts between two estimates."""
+
+_LEAST_GAIN = 64.0
+"""Expected tokens saved below which a chunk is not split: about what a step more costs."""
+
+_CERTAIN, _UNKNOWN = -1, -2
+_UNKNOWN_CHANCE = 0.02
+
+
+@dataclass(slots=True)
+class Place:
+    """A prefix that may come again: `end` tokens, taken for `kind`, begun with `uses` times since. `row` is the
+    model's, `entry` its snapshot's in the table, -1 before it had one."""
+
+    name: bytes
+    floor: bytes
+    end: int
+    kind: Kind
+    uses: int
+    prompt: int
+    row: int
+    entry: int = -1
+
+
+class Valued:
+    """Snapshots where prompts are expected to part or to be continued.
+
+    Worth is the index of the return model (chance to come again, over the time kept until then) times the tokens that
+    would be computed anew without the snapshot, per page that giving it up frees. Classes of places are kinds by uses
+    so far, then by the length of the answer (short answers to long prompts come again), then of the prompt.
+    """
+
+    name = "valued"
+
+    def __init__(self) -> None:
+        self._places = Prospects(_REMEMBERED)
+        self._model = ReturnModel(len(Kind) * _USES, _BUCKETS, _REMEMBERED + 2)
+        self._back_off = BackOff()
+        self._prompts = 0
+        self._class = np.zeros(0, np.int64)
+        self._again = np.zeros(0, np.int64)
+        self._since = np.zeros(0)
+
+    def stops(self, facts: PromptFacts) -> list[Stop]:
+        self._prompts += 1
+        self._model.waits.fade()
+        if self._prompts % _REFRESH == 0:
+            self._model.refresh(self._prompts)
+        seen = min(max(facts.matched, facts.seen), facts.last)
+        known = self._places.deepest(facts.names, min(facts.num_tokens - 1, seen + facts.unit))
+        if facts.donor and (facts.donor - 1) // facts.unit >= seen // facts.unit:
+            self._back_off.note((facts.donor - 1) // facts.unit, seen // facts.unit)
+        if known is not None:
+            self._model.came(known.row, self._prompts)
+        found = [self._note(facts, at, kind, uses) for at, (kind, uses) in self._wishes(facts, known, seen).items()]
+        stops = [Stop(place.end, place.kind) for place in found if self._gain(place, facts.cached) >= _LEAST_GAIN]
+        # The same prompt again hits to its end while memory lasts. Nobody waits for that: it comes to the place before.
+        return [Stop(facts.last, Kind.PROMPT_END), *stops]
+
+    def next_decode_stop(self, position: int, unit: int) -> int | None:
+        return None
+
+    def keeps_end(self, num_tokens: int, *, preempted: bool) -> bool:
+        return True
+
+    def ending(self, table: SnapshotTable, facts: PromptFacts, whole: PrefixNames, num_tokens: int) -> None:
+        output = max(num_tokens - facts.num_tokens, 0) + 1
+        for place in facts.memo:
+            if self._places.get(place.name) is place:
+                self._model.reclass(place.row, _class(place.kind, place.uses, place.prompt, output))
+                self._tell(table, place)
+        name = whole.at(num_tokens)
+        if self._places.get(name) is None:
+            self._add(name, whole, num_tokens, Kind.SEQUENCE_END, 0, facts.num_tokens, output)
+
+    def added(self, table: SnapshotTable, entry: int, name: bytes) -> None:
+        self._grow(table)
+        place = self._places.get(name)
+        if table.kind[entry] == Kind.PREEMPTED or place is None:
+            certain = table.kind[entry] == Kind.PREEMPTED
+            self._class[entry] = _CERTAIN if certain else _UNKNOWN
+            self._again[entry], self._since[entry] = 0, self._prompts
+        else:
+            self._take(entry, place)
+
+    def reused(self, table: SnapshotTable, entry: int, now: float) -> None:
+        node = table.nodes[entry]
+        assert node is not None
+        place = self._places.get(node.digests[-DIGEST_BYTES:])
+        if place is not None:
+            self._take(entry, place)
+
+    def scores(self, table: SnapshotTable, entries: np.ndarray, now: float) -> np.ndarray:
+        kinds = self._class[entries]
+        chance = np.where(kinds >= 0, self._model.chances[kinds], np.where(kinds == _CERTAIN, 1.0, _UNKNOWN_CHANCE))
+        index = self._model.waits.worth(chance, self._again[entries], self._prompts - self._since[entries])
+        return index * table.gap[entries] / (table.run + table.kv_pages[entries])
+
+    def dropped(self, table: SnapshotTable, entry: int, now: float) -> None:
+        """Its place is waited for as before: what comes without it teaches as much."""
+
+    def _wishes(self, facts: PromptFacts, known: Place | None, seen: int) -> dict[int, tuple[Kind, int]]:
+        """Places worth watching, by position, the surest kind of each."""
+        wishes: dict[int, tuple[Kind, int]] = {}
+        if known is not None:
+            ended = known.kind == Kind.SEQUENCE_END
+            wishes[known.end] = (Kind.JUNCTION if ended else known.kind, known.uses + 1)
+        if seen > (known.end if known else 0):
+            wishes[seen] = (Kind.JUNCTION, 1)
+        units = facts.last // facts.unit
+        for distance in self._back_off.distances(units):
+            kind = Kind.NEAR_END if distance else Kind.PROMPT_END
+            wishes.setdefault((units - distance) * facts.unit, (kind, 0))
+        ahead = [at for at in facts.boundaries if facts.cached < at < facts.num_tokens]
+        for at in (*ahead[:2], *ahead[-2:]):
+            wishes.setdefault(at, (Kind.BOUNDARY, 0))
+        return {at: wish for at, wish in wishes.items() if 0 < at < facts.num_tokens}
+
+    def _note(self, facts: PromptFacts, position: int, kind: Kind, uses: int) -> Place:
+        name = facts.names.at(position)
+        place = self._add(name, facts.names, position, kind, uses, facts.num_tokens, 0)
+        facts.memo.append(place)
+        return place
+
+    def _add(
+        self, name: bytes, names: PrefixNames, position: int, kind: Kind, uses: int, prompt: int, output: int
+    ) -> Place:
+        """Watch a prefix, instead of any of the same name."""
+        old = self._places.get(name)
+        if old is not None:
+            self._forget(old)
+        elif self._model.full:
+            self._forget(self._places.oldest())
+        row = self._model.wait(_class(kind, uses, prompt, output), again=uses > 0, now=self._prompts)
+        floor = names.whole(position // names.unit)
+        place = Place(name, floor, position, kind, uses, prompt, row, -1 if old is None else old.entry)
+        self._places.add(place)
+        return place
+
+    def _forget(self, place: Place) -> None:
+        self._places.drop(place.name)
+        self._model.forget(place.row)
+
+    def _gain(self, place: Place, cached: int) -> float:
+        """Tokens expected to be saved by a snapshot there."""
+        return float(self._model.chances[self._model.state(place.row)[0]]) * (place.end - cached)
+
+    def _tell(self, table: SnapshotTable, place: Place) -> None:
+        """Let the snapshot of a place know of its new class, if there is one."""
+        node = table.nodes[place.entry] if place.entry >= 0 else None
+        if node is not None and node.digests[-DIGEST_BYTES:] == place.name:
+            self._take(place.entry, place)
+
+    def _take(self, entry: int, place: Place) -> None:
+        place.entry = entry
+        self._class[entry], self._again[entry], self._since[entry] = self._model.state(place.row)
+
+    def _grow(self, table: SnapshotTable) -> None:
+        more = table.live.size - self._class.size
+        if more > 0:
+            self._class = np.concatenate((self._class, np.full(more, _UNKNOWN)))
+            self._again = np.concatenate((self._again, np.zeros(more, np.int64)))
+            self._since = np.concatenate((self._since, np.zeros(more)))
+
+
+def _class(kind: Kind, uses: int, prompt: int, output: int) -> int:
+    """`output` 0 means that it is not known yet."""
+    group = int(kind) * _USES + min(uses, _USES - 1)
+    return (group * _BUCKETS + min(output.bit_length(), _BUCKETS - 1)) * _BUCKETS + min(prompt.bit_length(), _BUCKETS - 1)
