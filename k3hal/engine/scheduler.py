@@ -9,11 +9,15 @@ from operator import attrgetter
 import numpy as np
 
 from k3hal.engine.cache.interface import SequenceCache
+from k3hal.engine.cache.keys import UnitKeys
 from k3hal.engine.request import NO_ROW, Request
 from k3hal.engine.step_plan import RowBinding, StepPlan
 from k3hal.errors import QueueFullError, RequestError
 
 _rank = attrgetter("rank")
+
+_LOOK_AHEAD = 8
+"""Waiting requests for which a prompt that starts is asked to stop where they part from it."""
 
 
 class Scheduler:
@@ -144,20 +148,26 @@ class Scheduler:
         while index < len(self.waiting) and budget and self._free_rows:
             request = self.waiting[index]
             row = self._free_rows[-1]
-            if request.keys is None:
-                request.keys = self.cache.keys(request.context)
-            if self.cache.defer(request.token_ids, request.keys):
+            keys = self._keys(request)
+            if self.cache.defer(request.token_ids, keys):
                 index += 1
                 continue
             reserve = len(self.running)
             resumed = request.scheduled > 0
-            cached = self.cache.admit(row, request.token_ids, reserve, keys=request.keys, resumed=resumed)
+            cached = self.cache.admit(row, request.token_ids, reserve, keys=keys, resumed=resumed)
             if cached is None:
                 return
             self.waiting.pop(index)
             self._free_rows.pop()
             self._start(request, row, cached)
+            for other in self.waiting[index : index + _LOOK_AHEAD]:
+                self.cache.expect(row, other.token_ids, self._keys(other))
             budget -= self._add_chunk(request, budget, chunks)
+
+    def _keys(self, request: Request) -> UnitKeys:
+        if request.keys is None:
+            request.keys = self.cache.keys(request.context)
+        return request.keys
 
     def _add_chunk(self, request: Request, budget: int, chunks: list[tuple[Request, int]]) -> int:
         """Plan the request's next chunk, of at most `budget` tokens and no farther than the cache wants; its length."""

@@ -75,6 +75,10 @@ class SequenceCache(Protocol):
         """
         ...
 
+    def expect(self, row: int, token_ids: np.ndarray, keys: UnitKeys) -> None:
+        """Another sequence waits: the row's prompt shall stop where that one parts from it, if it still comes by."""
+        ...
+
     def admit(
         self,
         row: int,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from k3hal.engine.cache.cost import CostAware
 from k3hal.engine.cache.policy import Interval, Nothing, PromptEnd, RetentionPolicy, SecondHit
-from k3hal.engine.cache.valued import Valued
 from k3hal.errors import UsageError
 
-_PLAIN = {"none": Nothing, "prompt": PromptEnd, "second-hit": SecondHit, "cost": CostAware, "valued": Valued}
+_PLAIN = {"none": Nothing, "prompt": PromptEnd, "second-hit": SecondHit, "cost": CostAware}
 
 
 def make_policy(text: str) -> RetentionPolicy:

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from k3hal.engine.cache.keys import PrefixNames
-from k3hal.engine.cache.reuse import Prospect
 from k3hal.engine.cache.snapshots import SnapshotTable
 
 
@@ -40,9 +39,9 @@ class PromptFacts:
     """What is known of a prompt as it is admitted, in tokens.
 
     `cached` are not computed; `matched` have their KV here (a snapshot at that position was missing if `matched` is
-    larger); `seen` began some earlier prompt, whether or not anything of it is left: one of `donor` tokens, if it was only
-    one, else `donor` is 0. `boundaries` are hints of the
-    caller's. States are found again at multiples of `unit`, the match unit, and where a sequence or a message ends.
+    larger); `seen` began some earlier prompt, whether or not anything of it is left: one of `donor` tokens, if it was
+    only one, else `donor` is 0. `boundaries` are hints of the caller's. States are found again at multiples of `unit`,
+    the match unit, and where a sequence or a message ends.
     """
 
     num_tokens: int
@@ -73,7 +72,7 @@ class RetentionPolicy(Protocol):
     shares: bool
     """Whether a prompt stops where another that came meanwhile begins to differ from it, and that one waits for it."""
 
-    def stops(self, table: SnapshotTable, facts: PromptFacts) -> list[Stop]:
+    def stops(self, facts: PromptFacts) -> list[Stop]:
         """Where to take snapshots while a prompt is computed; positions not after `facts.cached` are ignored."""
         ...
 
@@ -112,7 +111,7 @@ class Recency:
     name = "recency"
     shares = True
 
-    def stops(self, table: SnapshotTable, facts: PromptFacts) -> list[Stop]:
+    def stops(self, facts: PromptFacts) -> list[Stop]:
         return []
 
     def next_decode_stop(self, position: int, unit: int) -> int | None:
@@ -152,7 +151,7 @@ class PromptEnd(Recency):
 
     name = "prompt"
 
-    def stops(self, table: SnapshotTable, facts: PromptFacts) -> list[Stop]:
+    def stops(self, facts: PromptFacts) -> list[Stop]:
         return [Stop(facts.last, Kind.PROMPT_END)]
 
 
@@ -161,7 +160,7 @@ class SecondHit(Recency):
 
     name = "second-hit"
 
-    def stops(self, table: SnapshotTable, facts: PromptFacts) -> list[Stop]:
+    def stops(self, facts: PromptFacts) -> list[Stop]:
         return [Stop(facts.matched, Kind.JUNCTION)]
 
     def keeps_end(self, num_tokens: int, *, preempted: bool) -> bool:
@@ -175,7 +174,7 @@ class Interval(Recency):
         self.name = f"interval:{tokens}"
         self._tokens = tokens
 
-    def stops(self, table: SnapshotTable, facts: PromptFacts) -> list[Stop]:
+    def stops(self, facts: PromptFacts) -> list[Stop]:
         step = self._step(facts.unit)
         first = facts.cached // step * step + step
         stops = [Stop(at, Kind.INTERVAL) for at in range(first, facts.last, step)]

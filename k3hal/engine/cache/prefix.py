@@ -137,6 +137,10 @@ class PrefixCache:
             due = max(due, self._due(row, token_ids, keys))
         return due > 0 and due > self._match(token_ids, keys).cached
 
+    def expect(self, row: int, token_ids: np.ndarray, keys: UnitKeys) -> None:
+        if self.policy.shares and not keys.context.private and self._progress[row] < self._goal[row]:
+            self._due(row, token_ids, keys)
+
     def chunk_end(self, row: int, start: int, end: int) -> int:
         stop = int(self.next_stop[row])
         if start < stop < end:
@@ -279,9 +283,7 @@ class PrefixCache:
     def _plan_stops(self, row: int, facts: PromptFacts) -> None:
         self._prompts[row] = facts
         wished = {
-            stop.position: stop
-            for stop in self.policy.stops(self.index.table, facts)
-            if facts.cached < stop.position < facts.num_tokens
+            stop.position: stop for stop in self.policy.stops(facts) if facts.cached < stop.position < facts.num_tokens
         }
         self._stops[row] = [wished[position] for position in sorted(wished, reverse=True)]
         self._arm(row, facts.cached)
@@ -295,9 +297,10 @@ class PrefixCache:
             bytes(own.chain(token_ids[:0])[: units * DIGEST_BYTES]),
             bytes(keys.chain(token_ids)[: units * DIGEST_BYTES]),
         )
-        if shared <= self._progress[row]:
-            return 0
         stops = self._stops[row]
+        if shared <= self._progress[row]:
+            # Too late to stop there; a stop before may be at the end of the planned step.
+            return max((stop.position for stop in stops if stop.position <= shared), default=0)
         if all(stop.position != shared for stop in stops):
             stops.append(Stop(shared, Kind.AWAITED))
             stops.sort(key=lambda stop: -stop.position)

@@ -10,8 +10,7 @@ from k3hal.engine.cache.tree import NO_SLOT, Node, below
 
 NONE = -1
 _COLUMNS = (
-    "live", "position", "gap", "kv_pages", "parent", "kind", "uses", "created", "used", "chance", "interval", "since",
-    "score",
+    "live", "position", "gap", "kv_pages", "parent", "kind", "uses", "created", "used", "score",
 )  # fmt: skip
 
 
@@ -20,8 +19,8 @@ class SnapshotTable:
 
     `position` tokens before the snapshot; `gap` how many of them would be computed anew without it, the nearest one
     before it (`parent`, an entry or -1) staying; `kv_pages` pages that only it needs; `kind` what it was taken for
-    (`policy.Kind`); `created` and `used` seconds; `uses` how often a prompt began with it. Policies keep
-    `chance`, `interval` and `since` for themselves; `score` is their verdict. `run` is the pages of a snapshot's state.
+    (`policy.Kind`); `created` and `used` seconds; `uses` how often a prompt began with it; `score` is the
+    policy's verdict. `run` is the pages of a snapshot's state.
     """
 
     def __init__(self, run: int, page_tokens: int) -> None:
@@ -36,9 +35,6 @@ class SnapshotTable:
         self.uses = np.zeros(0, np.int64)
         self.created = np.zeros(0, np.float64)
         self.used = np.zeros(0, np.float64)
-        self.chance = np.zeros(0, np.float64)
-        self.interval = np.zeros(0, np.float64)
-        self.since = np.zeros(0, np.float64)
         self.score = np.zeros(0, np.float64)
         self._free: list[int] = []
 
@@ -57,12 +53,11 @@ class SnapshotTable:
         self.nodes[entry], node.entry = node, entry
         self.live[entry] = True
         self.position[entry], self.kind[entry], self.uses[entry] = node.end, kind, 0
-        self.created[entry] = self.used[entry] = self.since[entry] = now
-        self.chance[entry], self.interval[entry] = 0.1, 60.0
+        self.created[entry] = self.used[entry] = now
         parent = _snapshot_above(node)
         self._link(entry, parent.entry if parent else NONE)
-        for below in _snapshots_below(node):
-            self._link(below.entry, entry)
+        for later in _snapshots_below(node):
+            self._link(later.entry, entry)
         self.weigh(node)
         if parent:
             self.weigh(parent)

@@ -57,8 +57,8 @@ class Match:
 class PrefixTree:
     """Nodes by digest. Knows nothing of memory: `hold` and `drop` are told which pages a node names, or no longer.
 
-    `numbered` holds the nodes by `Node.number`, and `owner` int32 [num_pages] the number of one node that names a page, or
-    of the node that one hangs on.
+    `numbered` holds the nodes by `Node.number`, and `owner` int32 [num_pages] the number of one node that names a page,
+    or of the node that one hangs on.
     """
 
     def __init__(
