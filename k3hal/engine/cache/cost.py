@@ -123,7 +123,9 @@ class CostAware:
         for distance in self._back_off.distances(units):
             kind = Kind.NEAR_END if distance else Kind.PROMPT_END
             wishes.setdefault((units - distance) * facts.unit, (kind, 0))
-        ahead = [at for at in facts.boundaries if facts.cached < at < facts.num_tokens]
+        # A message end just after a known place is that place for every purpose, and would take its returns from it.
+        start = max(facts.cached, known.end if known else 0) + facts.unit
+        ahead = [at for at in facts.boundaries if start <= at < facts.num_tokens]
         for at in (*ahead[:2], *ahead[-2:]):
             wishes.setdefault(at, (Kind.BOUNDARY, 0))
         return {at: wish for at, wish in wishes.items() if 0 < at < facts.num_tokens}
