@@ -71,7 +71,7 @@ def bench_cache(settings: CacheBench, trace: Trace | None, say: Say) -> dict[str
     if trace is not None:
         report |= _replayed(settings, trace, say)
     if settings.micro:
-        from k3hal.engine.cache.measure import measure
+        from k3hal.bench.cache.micro import measure
 
         say("bookkeeping alone")
         report["micro"] = {"k3hal": measure(units=_UNITS), "limits": LIMITS}
