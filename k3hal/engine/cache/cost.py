@@ -14,11 +14,15 @@ from k3hal.engine.cache.snapshots import NONE, SnapshotTable
 _BUCKETS = 22
 _STANDINGS = 5
 _REMEMBERED = 1 << 14
-_REFRESH = 32
+_REFRESH = 16
 """Prompts between two estimates."""
 
 _LEAST_GAIN = 8.0
 """Expected tokens saved below which a chunk is not split."""
+
+_LEAST_SPACING_GAIN = 512.0
+_SPACING_FROM = 2048
+"""Tokens between a snapshot for spacing and what is known before it."""
 
 _REMEMBERS_PRESSURE = 256
 """Prompts for which memory counts as short after something was given up."""
@@ -67,7 +71,7 @@ class CostAware:
         follows = 0 if known is None else min(known.uses + 1, 2)
         wishes = self._wishes(facts, known, seen)
         found = [self._note(facts, at, kind, uses, follows) for at, (kind, uses) in wishes.items()]
-        stops = [Stop(place.end, place.kind) for place in found if self._gain(place, facts.cached) >= _LEAST_GAIN]
+        stops = [Stop(place.end, place.kind) for place in found if self._pays(place, facts.cached)]
         if self._prompts - self._pressed > _REMEMBERS_PRESSURE:
             # Memory is plenty: the same prompt again shall hit to its end.
             stops.append(Stop(facts.last, Kind.PROMPT_END))
@@ -146,6 +150,10 @@ class CostAware:
         ahead = [at for at in facts.boundaries if start <= at < facts.num_tokens]
         for at in (*ahead[:2], *ahead[-2:]):
             wishes.setdefault(at, (Kind.BOUNDARY, 0))
+        place = (start + facts.last) // 2
+        while place - start >= _SPACING_FROM:
+            wishes.setdefault(place // facts.unit * facts.unit, (Kind.SPACING, 0))
+            place = (start + place) // 2
         return {at: wish for at, wish in wishes.items() if 0 < at < facts.num_tokens}
 
     def _note(self, facts: PromptFacts, position: int, kind: Kind, uses: int, follows: int) -> Place:
@@ -175,9 +183,10 @@ class CostAware:
         self._places.drop(place.name)
         self._model.forget(place.row)
 
-    def _gain(self, place: Place, cached: int) -> float:
-        """Tokens expected to be saved by a snapshot there."""
-        return float(self._model.chances[self._model.state(place.row)[0]]) * (place.end - cached)
+    def _pays(self, place: Place, cached: int) -> bool:
+        """Whether a snapshot there is expected to save enough tokens."""
+        chance = float(self._model.chances[self._model.state(place.row)[0]])
+        return chance * (place.end - cached) >= (_LEAST_SPACING_GAIN if place.kind == Kind.SPACING else _LEAST_GAIN)
 
     def _tell(self, table: SnapshotTable, place: Place) -> None:
         """Let the snapshot of a place know of its new class, if there is one."""

@@ -53,6 +53,10 @@ class UnitKeys:
     def num_units(self) -> int:
         return len(self._chain) // DIGEST_BYTES
 
+    def known(self) -> bytes:
+        """The digests computed so far."""
+        return bytes(self._chain)
+
     def chain(self, token_ids: np.ndarray) -> bytearray:
         """The digests of the whole units of `token_ids` int64 [T], one after the other, and of any known beyond them.
 

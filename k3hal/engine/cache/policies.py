@@ -14,7 +14,10 @@ def make_policy(text: str) -> RetentionPolicy:
     name, _, argument = text.partition(":")
     if name == "interval":
         if not argument.isdecimal() or not int(argument):
-            raise UsageError(f"prefix cache policy {text!r} has no interval", hint="give tokens, such as interval:4096")
+            raise UsageError(
+                f"prefix cache policy {text!r} has no interval",
+                hint="give its tokens: interval:4096, or --prefix-cache-retention-interval 4096",
+            )
         return Interval(int(argument))
     if text not in _PLAIN:
         raise UsageError(

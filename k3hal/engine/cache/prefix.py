@@ -10,11 +10,12 @@ import numpy as np
 
 from k3hal.engine.cache.geometry import CacheGeometry
 from k3hal.engine.cache.index import PrefixIndex
-from k3hal.engine.cache.interface import NEVER, PageCopies
+from k3hal.engine.cache.interface import PageCopies
 from k3hal.engine.cache.keys import DIGEST_BYTES, NO_CONTEXT, PrefixContext, PrefixNames, UnitKeys
-from k3hal.engine.cache.policy import Kind, PromptFacts, RetentionPolicy, Stop
+from k3hal.engine.cache.policy import Kind, PromptFacts, RetentionPolicy
 from k3hal.engine.cache.pool import PagePool
 from k3hal.engine.cache.stats import CacheStats, Lookup, label_tokens
+from k3hal.engine.cache.stops import RowStops
 from k3hal.engine.cache.store import PageStore
 from k3hal.engine.cache.tree import Match, Node, common_digests
 
@@ -46,19 +47,16 @@ class PrefixCache:
         self.page_table = np.zeros((max_rows, max(geometry.pages_for(max_tokens), 1)), np.int32)
         self.num_pages = np.zeros(max_rows, np.int32)
         self.slots = np.zeros(max_rows, np.int32)
-        self.next_stop = np.full(max_rows, NEVER, np.int64)
+        self._stops = RowStops(max_rows)
+        self.next_stop = self._stops.next
         self._seed = secrets.token_bytes(32) if seed is None else seed
         self._clock = clock
         self._store = PageStore(num_runs, geometry.pages_per_slot)
         self.index = PrefixIndex(
             geometry, self._store, policy, match_unit, self.stats, clock, page_moved=self._rename_in_rows
         )
-        # How far each row's prompt is computed once the planned step has run, and where it ends; equal when it is done.
-        self._progress = np.zeros(max_rows, np.int64)
-        self._goal = np.zeros(max_rows, np.int64)
         self._keys: list[UnitKeys | None] = [None] * max_rows
         self._prompts: list[PromptFacts | None] = [None] * max_rows
-        self._stops: list[list[Stop]] = [[] for _ in range(max_rows)]
         self._origin: list[list[Node]] = [[] for _ in range(max_rows)]
 
     @property
@@ -124,29 +122,25 @@ class PrefixCache:
         self.index.seen.note(keys.chain(token_ids), token_ids.size // self.match_unit, prompt)
         self._keys[row] = keys
         if not keys.context.private:
-            self._plan_stops(row, facts)
+            self._prompts[row] = facts
+            self._stops.begin(row, found.cached, token_ids.size, self.policy.stops(facts))
+            self._arm(row, found.cached)
         self._occupy(row, match.node, path, shared, fresh)
-        self._progress[row], self._goal[row] = found.cached, 0 if keys.context.private else token_ids.size
         return found.cached
 
     def defer(self, token_ids: np.ndarray, keys: UnitKeys) -> bool:
         if keys.context.private or not self.policy.shares:
             return False
-        due = 0
-        for row in np.flatnonzero(self._progress < self._goal).tolist():
-            due = max(due, self._due(row, token_ids, keys))
+        due = max((self._due(row, token_ids, keys) for row in self._stops.under_way()), default=0)
         return due > 0 and due > self._match(token_ids, keys).cached
 
     def expect(self, row: int, token_ids: np.ndarray, keys: UnitKeys) -> None:
-        if self.policy.shares and not keys.context.private and self._progress[row] < self._goal[row]:
+        if self.policy.shares and not keys.context.private and row in self._stops.under_way():
             self._due(row, token_ids, keys)
 
     def chunk_end(self, row: int, start: int, end: int) -> int:
-        stop = int(self.next_stop[row])
-        if start < stop < end:
-            self.stats.stops += 1
-            end = stop
-        self._progress[row] = end
+        end, cut = self._stops.chunk_end(row, start, end)
+        self.stats.stops += cut
         return end
 
     def reach(self, row: int, token_ids: np.ndarray) -> None:
@@ -154,8 +148,7 @@ class PrefixCache:
         if position < self.next_stop[row]:
             return
         if position == self.next_stop[row]:
-            stops = self._stops[row]
-            kind = stops[-1].kind if stops and stops[-1].position == position else Kind.INTERVAL
+            kind = self._stops.kind(row, position)
             keys = self._keys[row]
             assert keys is not None
             node = self.index.snapshot(keys, token_ids, self._pages(row, position), int(self.slots[row]), kind)
@@ -182,10 +175,9 @@ class PrefixCache:
             self._store.free_slot(int(self.slots[row]), row=True)
         self._store.drop_from_row(self.page_table[row, : self.num_pages[row]].copy())
         self.num_pages[row] = self.slots[row] = 0
-        self.next_stop[row] = NEVER
-        self._progress[row] = self._goal[row] = 0
+        self._stops.end(row)
         self._keys[row] = self._prompts[row] = None
-        self._stops[row], self._origin[row] = [], []
+        self._origin[row] = []
 
     def forget(self) -> None:
         """Drop whatever no row holds: it may not be what its name says. Copies still owed to the index are void."""
@@ -280,40 +272,16 @@ class PrefixCache:
             if node.number >= 0:
                 self.index.withdraw(node)
 
-    def _plan_stops(self, row: int, facts: PromptFacts) -> None:
-        self._prompts[row] = facts
-        wished = {
-            stop.position: stop for stop in self.policy.stops(facts) if facts.cached < stop.position < facts.num_tokens
-        }
-        self._stops[row] = [wished[position] for position in sorted(wished, reverse=True)]
-        self._arm(row, facts.cached)
-
     def _due(self, row: int, token_ids: np.ndarray, keys: UnitKeys) -> int:
         """The longest prefix of `token_ids` whose state a row's prompt is still to come by; the row will stop there."""
         own = self._keys[row]
         assert own is not None
-        units = min(token_ids.size - 1, int(self._goal[row]) - 1) // self.match_unit
-        shared = self.match_unit * common_digests(
-            bytes(own.chain(token_ids[:0])[: units * DIGEST_BYTES]),
-            bytes(keys.chain(token_ids)[: units * DIGEST_BYTES]),
-        )
-        stops = self._stops[row]
-        if shared <= self._progress[row]:
-            # Too late to stop there; a stop before may be at the end of the planned step.
-            return max((stop.position for stop in stops if stop.position <= shared), default=0)
-        if all(stop.position != shared for stop in stops):
-            stops.append(Stop(shared, Kind.AWAITED))
-            stops.sort(key=lambda stop: -stop.position)
-            self.next_stop[row] = min(int(self.next_stop[row]), shared)
-        return shared
+        size = min(token_ids.size - 1, self._stops.goal(row) - 1) // self.match_unit * DIGEST_BYTES
+        shared = common_digests(own.known()[:size], bytes(keys.chain(token_ids)[:size])) * self.match_unit
+        return self._stops.due(row, shared) if shared else 0
 
     def _arm(self, row: int, position: int) -> None:
-        """Set the row's next stop after `position`."""
-        stops = self._stops[row]
-        while stops and stops[-1].position <= position:
-            stops.pop()
-        following = stops[-1].position if stops else self.policy.next_decode_stop(position, self.match_unit)
-        self.next_stop[row] = NEVER if following is None else following
+        self._stops.arm(row, position, lambda at: self.policy.next_decode_stop(at, self.match_unit))
 
     def _pages(self, row: int, num_tokens: int) -> np.ndarray:
         return self.page_table[row, : self.geometry.pages_for(num_tokens)]

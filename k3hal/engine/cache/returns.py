@@ -13,9 +13,9 @@ _AGES = 40
 _LEVELS = 24
 _EDGES = 2.0 ** (np.arange(_AGES + 1) / 2) - 1
 _WIDTHS = np.diff(_EDGES)
-_FORGET = 0.995
+_FORGET = 0.99
 _PRIOR_CHANCE = 0.3
-_PRIOR_WEIGHT = 3.0
+_PRIOR_WEIGHT = 6.0
 _SMOOTH = np.array([0.25, 0.5, 0.25])
 
 
