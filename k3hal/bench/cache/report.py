@@ -23,7 +23,7 @@ SCHEMA = "k3hal.bench_cache/1"
 POLICIES = ("cost", "second-hit", "prompt", "interval:4096", "none")
 """Those a picture compares."""
 
-SWEEP = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+SWEEP = (1.0, 2.0, 4.0, 8.0)
 """Budgets of a picture, as multiples of `--budget-gb`."""
 
 
