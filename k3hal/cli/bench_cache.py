@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,39 +12,54 @@ from k3hal.cli.common import Json, Save
 from k3hal.cli.output import print_json
 from k3hal.errors import UsageError
 
+if TYPE_CHECKING:
+    from k3hal.bench.cache.report import CacheBench
+
+Trace = Annotated[
+    str | None, typer.Option("--trace", metavar="FILE|agentic:SEED|chat:SEED", help="Requests to replay.")
+]
+Budget = Annotated[
+    float, typer.Option("--budget-gb", metavar="X", help="GB (1e9 bytes) of a rank for pages and snapshots.")
+]
+Policy = Annotated[
+    str, typer.Option("--policy", metavar="cost|second-hit|prompt|interval:N|none", help="What is kept.")
+]
+Ranks = Annotated[int, typer.Option("--tp", metavar="N", help="Ranks the states are divided over.")]
+Kv = Annotated[str, typer.Option("--kv", metavar="fp8|bf16", help="The KV cache's dtype.")]
+Mode = Annotated[
+    str, typer.Option("--mode", metavar="serial|concurrent:C", help="One request after the other, or C at once.")
+]
+MatchUnit = Annotated[int, typer.Option("--match-unit", metavar="N", help="Tokens of a match unit.")]
+Head = Annotated[int | None, typer.Option("--head", metavar="N", help="Only the first N requests.")]
+Oracle = Annotated[bool, typer.Option("--oracle", help="Also what a cache that knows the future reaches.")]
+Peer = Annotated[str | None, typer.Option("--peer", metavar="vllm", help="Also vLLM's own manager, same prompts.")]
+PeerPython = Annotated[
+    Path | None, typer.Option("--peer-python", metavar="EXE", help="An interpreter that can import vllm.")
+]
+Micro = Annotated[bool, typer.Option("--micro", help="Also time the bookkeeping alone.")]
+Capacity = Annotated[bool, typer.Option("--capacity", help="Also how many sequences fit, and the padding.")]
+Plot = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE", help="Draw hit rate against budget as FILE.png and FILE.svg.")
+]
+
 _RANKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 96)
 
 
 def bench_cache(
-    trace: Annotated[
-        str | None, typer.Option("--trace", metavar="FILE|agentic:SEED|chat:SEED", help="Requests to replay.")
-    ] = None,
-    budget_gb: Annotated[
-        float, typer.Option("--budget-gb", metavar="X", help="GB (1e9 bytes) of a rank for pages and snapshots.")
-    ] = 21.233664,
-    policy: Annotated[
-        str, typer.Option("--policy", metavar="cost|second-hit|prompt|interval:N|none", help="What is kept.")
-    ] = "cost",
-    tp: Annotated[int, typer.Option("--tp", metavar="N", help="Ranks the states are divided over.")] = 8,
-    kv: Annotated[str, typer.Option("--kv", metavar="fp8|bf16", help="The KV cache's dtype.")] = "fp8",
-    mode: Annotated[
-        str, typer.Option("--mode", metavar="serial|concurrent:C", help="One request after the other, or C at once.")
-    ] = "serial",
-    match_unit: Annotated[int, typer.Option("--match-unit", metavar="N", help="Tokens of a match unit.")] = 128,
-    head: Annotated[int | None, typer.Option("--head", metavar="N", help="Only the first N requests.")] = None,
-    oracle: Annotated[bool, typer.Option("--oracle", help="Also what a cache that knows the future reaches.")] = False,
-    peer: Annotated[
-        str | None, typer.Option("--peer", metavar="vllm", help="Also vLLM's own manager on the same prompts.")
-    ] = None,
-    peer_python: Annotated[
-        Path | None, typer.Option("--peer-python", metavar="EXE", help="An interpreter that can import vllm.")
-    ] = None,
-    micro: Annotated[bool, typer.Option("--micro", help="Also time the bookkeeping alone.")] = False,
-    capacity: Annotated[bool, typer.Option("--capacity", help="Also how many sequences fit, and the padding.")] = False,
-    plot: Annotated[
-        Path | None,
-        typer.Option("--plot", metavar="FILE", help="Draw hit rate against budget as FILE.png and FILE.svg."),
-    ] = None,
+    trace: Trace = None,
+    budget_gb: Budget = 21.233664,
+    policy: Policy = "cost",
+    tp: Ranks = 8,
+    kv: Kv = "fp8",
+    mode: Mode = "serial",
+    match_unit: MatchUnit = 128,
+    head: Head = None,
+    oracle: Oracle = False,
+    peer: Peer = None,
+    peer_python: PeerPython = None,
+    micro: Micro = False,
+    capacity: Capacity = False,
+    plot: Plot = None,
     save: Save = None,
     as_json: Json = False,
 ) -> int:
@@ -58,27 +73,11 @@ def bench_cache(
         raise UsageError("nothing to do", hint="give --trace, --capacity or --micro")
     if peer not in (None, "vllm") or (peer_python is not None and peer is None):
         raise UsageError(f"--peer is {peer!r}", hint="it is vllm, and --peer-python belongs to it")
-    if not 0 < budget_gb < math.inf:
-        raise UsageError(f"--budget-gb is {budget_gb}", hint="a positive number")
-    if tp not in _RANKS or kv not in ("fp8", "bf16"):
-        raise UsageError(f"--tp is {tp} and --kv {kv!r}", hint=f"ranks divide 96 heads, {_RANKS}; KV is fp8 or bf16")
-    if match_unit < 1 or (head is not None and head < 1):
-        raise UsageError("--match-unit and --head are at least 1")
-    from k3hal.bench.cache.plot import check_plot, save_plot
-    from k3hal.bench.cache.report import SCHEMA, CacheBench
-    from k3hal.bench.cache.report import bench_cache as measure
-    from k3hal.bench.cache.sources import load_trace
-    from k3hal.bench.save import check_targets, tables_of
-    from k3hal.bench.save import save as keep
+    _check_numbers(budget_gb, tp, kv, match_unit, head)
+    from k3hal.bench.cache.report import CacheBench
     from k3hal.engine.cache.policies import make_policy
 
-    def say(line: str) -> None:
-        typer.echo(line, err=True)
-
-    check_targets(save or [])
     make_policy(policy)
-    if plot is not None:
-        check_plot()
     settings = CacheBench(
         budget=round(budget_gb * 1e9),
         policy=policy,
@@ -93,11 +92,40 @@ def bench_cache(
         micro=micro,
         sweep=plot is not None,
     )
+    return _run(settings, trace, head, plot, save or [], as_json)
+
+
+def _check_numbers(budget_gb: float, tp: int, kv: str, match_unit: int, head: int | None) -> None:
+    if not 0 < budget_gb < math.inf:
+        raise UsageError(f"--budget-gb is {budget_gb}", hint="a positive number")
+    if tp not in _RANKS or kv not in ("fp8", "bf16"):
+        raise UsageError(f"--tp is {tp} and --kv {kv!r}", hint=f"ranks divide 96 heads, {_RANKS}; KV is fp8 or bf16")
+    if match_unit < 1 or (head is not None and head < 1):
+        raise UsageError("--match-unit and --head are at least 1")
+
+
+def _run(
+    settings: CacheBench, trace: str | None, head: int | None, plot: Path | None, targets: list[Path], as_json: bool
+) -> int:
+    """Measure, draw, keep, print."""
+    from k3hal.bench.cache.plot import check_plot, save_plot
+    from k3hal.bench.cache.report import SCHEMA
+    from k3hal.bench.cache.report import bench_cache as measure
+    from k3hal.bench.cache.sources import load_trace
+    from k3hal.bench.save import check_targets, tables_of
+    from k3hal.bench.save import save as keep
+
+    def say(line: str) -> None:
+        typer.echo(line, err=True)
+
+    check_targets(targets)
+    if plot is not None:
+        check_plot()
     report = measure(settings, None if trace is None else load_trace(trace).head(head), say)
     if plot is not None:
         for file in save_plot(report, plot):
             say(f"wrote {file}")
-    for target in save or []:
+    for target in targets:
         keep({"schema": SCHEMA, **report}, target)
     if as_json:
         print_json(SCHEMA, report)

@@ -114,7 +114,9 @@ def _filled(prompts: int) -> PrefixCache:
 def _index_bytes(units: int) -> float:
     """Memory of tree, table and owners. What a page or a slot costs the pool exists with or without an index."""
     tracemalloc.start()
-    cache = _filled(units // (_PROMPT // 128))
+    prompts = units // (_PROMPT // 128)
+    cache = _filled(prompts)
     total = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    return total / cache.index.num_units
+    assert len(cache.index.table) == prompts
+    return total / (prompts * (_PROMPT // 128))
