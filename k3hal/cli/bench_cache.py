@@ -50,7 +50,7 @@ def bench_cache(
 ) -> int:
     """Replay a trace through scheduler and prefix cache of the full-size model, without running it.
 
-    --plot replays every policy at six budgets around --budget-gb, which takes minutes.
+    --plot replays every policy at 1, 2, 4 and 8 times --budget-gb, which takes minutes.
     """
     if plot is not None and trace is None:
         raise UsageError("--plot needs --trace")

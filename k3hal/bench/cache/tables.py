@@ -9,11 +9,11 @@ from typing import Any
 from k3hal.bench.tables import Table, where
 
 _MICRO = {
-    "decode_step_256": ("a decode step of 256", 1e3, "ms"),
-    "hash_lookup_12k": ("hash and look up 12,000 tokens", 1e3, "ms"),
-    "lookup_next_turn": ("the same, 11,500 known from the turn before", 1e3, "ms"),
-    "pages_100": ("take and return 100 pages", 1e6, "µs"),
-    "index_bytes_per_unit": ("index, a match unit", 1.0, "bytes"),
+    "step_256_us": ("a decode step of 256, µs", "{:.0f}"),
+    "hash_lookup_12k_us": ("hash and look up 12,000 tokens, µs", "{:.0f}"),
+    "next_turn_us": ("the next turn of such a prompt, µs", "{:.1f}"),
+    "pages_100_us": ("take and return 100 pages, µs", "{:.1f}"),
+    "index_bytes_per_unit": ("index of 1,000,000 match units, bytes each", "{:.0f}"),
 }
 
 
@@ -87,8 +87,8 @@ def _micro(report: Mapping[str, Any]) -> Table:
     theirs = (report.get("peer") or {}).get("micro") or {}
     rows = []
     for key in ours:
-        name, scale, unit = _MICRO[key]
-        cells = [f"{v[key] * scale:.3g} {unit}" if key in v else "" for v in (ours, limits, theirs)]
+        name, form = _MICRO[key]
+        cells = [form.format(values[key]) if key in values else "" for values in (ours, limits, theirs)]
         rows.append((name, *cells))
     peer = f"vLLM {report['peer']['version']}" if theirs else ""
     header = ("median", "k3hal", "limit", peer) if theirs else ("median", "k3hal", "limit")

@@ -34,7 +34,7 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
     """`{"requests": [[[start, size], ...], ...], "budgets": [bytes, ...], "retention": 0, "micro": bool}`.
 
     A request is the spans of its prompt. The result has `version`, `hit_rates` in the order of `budgets`, and with
-    `micro` the seconds of the manager's own work.
+    `micro` the time of the manager's own work.
     """
     import vllm
 
@@ -158,7 +158,7 @@ def _replay(requests: list[list[list[int]]], num_blocks: int, retention: int | N
 
 
 def _micro() -> dict[str, float]:
-    """Median seconds of a decode step of 256, of hashing and looking up 12,000 tokens, of 100 blocks got and freed."""
+    """Median µs of a decode step of 256, of hashing and looking up 12,000 tokens, of 100 blocks got and freed."""
     manager, hasher = _manager(40_000, 0), _hasher()
     requests = []
     for number in range(256):
@@ -180,9 +180,9 @@ def _micro() -> dict[str, float]:
         pages.append(time.perf_counter() - start)
     gc.enable()
     return {
-        "decode_step_256": statistics.median(steps),
-        "hash_lookup_12k": statistics.median(lookups),
-        "pages_100": statistics.median(pages),
+        "step_256_us": 1e6 * statistics.median(steps),
+        "hash_lookup_12k_us": 1e6 * statistics.median(lookups),
+        "pages_100_us": 1e6 * statistics.median(pages),
     }
 
 

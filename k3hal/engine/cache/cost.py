@@ -9,10 +9,10 @@ from k3hal.engine.cache.keys import DIGEST_BYTES, PrefixNames
 from k3hal.engine.cache.places import Place, Places
 from k3hal.engine.cache.policy import Kind, PromptFacts, Stop
 from k3hal.engine.cache.returns import ReturnModel
-from k3hal.engine.cache.snapshots import SnapshotTable
+from k3hal.engine.cache.snapshots import NONE, SnapshotTable
 
 _BUCKETS = 22
-_USES = 3
+_STANDINGS = 5
 _REMEMBERED = 1 << 14
 _REFRESH = 16
 """Prompts between two estimates."""
@@ -29,14 +29,18 @@ _REMEMBERS_PRESSURE = 256
 
 _CERTAIN, _UNKNOWN = -1, -2
 _UNKNOWN_CHANCE = 0.02
+_MOST_INHERITED = 0.95
 
 
 class CostAware:
     """Snapshots where prompts are expected to part or to be continued.
 
     Worth is the index of the return model (chance to come again, over the time kept until then) times the tokens that
-    would be computed anew without the snapshot, per page that giving it up frees. Classes of places are kinds by uses
-    so far, then by the length of the answer (short answers to long prompts come again), then of the prompt.
+    would be computed anew without the snapshot, per page that giving it up frees. Classes of places are kinds by
+    standing (uses so far; for a new place, what its prompt followed: the second question on a document is hardly ever
+    continued, the second turn of a chat is), then by the length of the answer (short answers to long prompts come
+    again), then of the prompt. When a snapshot goes, the nearest one before it inherits its chance: those prompts would
+    start there.
     """
 
     name = "cost"
@@ -44,13 +48,14 @@ class CostAware:
 
     def __init__(self) -> None:
         self._places = Places()
-        self._model = ReturnModel(len(Kind) * _USES, _BUCKETS, _REMEMBERED + 2)
+        self._model = ReturnModel(len(Kind) * _STANDINGS, _BUCKETS, _REMEMBERED + 2)
         self._back_off = BackOff()
         self._prompts = 0
         self._pressed = -_REMEMBERS_PRESSURE
         self._class = np.zeros(0, np.int64)
         self._again = np.zeros(0, np.int64)
         self._since = np.zeros(0)
+        self._inherited = np.zeros(0)
 
     def stops(self, facts: PromptFacts) -> list[Stop]:
         self._prompts += 1
@@ -63,7 +68,9 @@ class CostAware:
             self._back_off.note((facts.donor - 1) // facts.unit, seen // facts.unit)
         if known is not None:
             self._model.came(known.row, self._prompts)
-        found = [self._note(facts, at, kind, uses) for at, (kind, uses) in self._wishes(facts, known, seen).items()]
+        follows = 0 if known is None else min(known.uses + 1, 2)
+        wishes = self._wishes(facts, known, seen)
+        found = [self._note(facts, at, kind, uses, follows) for at, (kind, uses) in wishes.items()]
         stops = [Stop(place.end, place.kind) for place in found if self._pays(place, facts.cached)]
         if self._prompts - self._pressed > _REMEMBERS_PRESSURE:
             # Memory is plenty: the same prompt again shall hit to its end.
@@ -80,11 +87,12 @@ class CostAware:
         output = max(num_tokens - facts.num_tokens, 0) + 1
         for place in facts.memo:
             if self._places.get(place.name) is place:
-                self._model.reclass(place.row, _class(place.kind, place.uses, place.prompt, output))
+                self._model.reclass(place.row, _class(place, output))
                 self._tell(table, place)
         name = whole.at(num_tokens)
         if self._places.get(name) is None:
-            self._add(name, whole, num_tokens, Kind.SEQUENCE_END, 0, facts.num_tokens, output)
+            follows = facts.memo[0].follows if facts.memo else 0
+            self._add(self._place(name, whole, num_tokens, Kind.SEQUENCE_END, 0, facts.num_tokens, follows), output)
 
     def added(self, table: SnapshotTable, entry: int, name: bytes) -> None:
         self._grow(table)
@@ -92,7 +100,7 @@ class CostAware:
         certain = table.kind[entry] in (Kind.PREEMPTED, Kind.AWAITED)
         if certain or place is None:
             self._class[entry] = _CERTAIN if certain else _UNKNOWN
-            self._again[entry], self._since[entry] = 0, self._prompts
+            self._again[entry], self._since[entry], self._inherited[entry] = 0, self._prompts, 0.0
         else:
             self._take(entry, place)
 
@@ -106,14 +114,24 @@ class CostAware:
 
     def scores(self, table: SnapshotTable, entries: np.ndarray, now: float) -> np.ndarray:
         self._grow(table)
-        kinds = self._class[entries]
-        chance = np.where(kinds >= 0, self._model.chances[kinds], np.where(kinds == _CERTAIN, 1.0, _UNKNOWN_CHANCE))
-        index = self._model.waits.worth(chance, self._again[entries], self._prompts - self._since[entries])
+        waited = self._prompts - self._since[entries]
+        index = self._model.waits.worth(self._chance(entries), self._again[entries], waited)
         return index * table.gap[entries] / (table.run + table.kv_pages[entries])
 
     def dropped(self, table: SnapshotTable, entry: int, now: float) -> None:
         """Its place is waited for as before: what comes without it teaches as much."""
         self._pressed = self._prompts
+        heir = int(table.parent[entry])
+        if heir != NONE:
+            chance, waited = float(self._chance(np.array([entry]))[0]), self._prompts - self._since[entry]
+            left = self._model.waits.left(chance, int(self._again[entry]), waited)
+            self._inherited[heir] = min(1 - (1 - self._inherited[heir]) * (1 - left), _MOST_INHERITED)
+
+    def _chance(self, entries: np.ndarray) -> np.ndarray:
+        """That a prompt starts from each of these: its place's chance, and what it inherited."""
+        kinds = self._class[entries]
+        own = np.where(kinds >= 0, self._model.chances[kinds], np.where(kinds == _CERTAIN, 1.0, _UNKNOWN_CHANCE))
+        return 1 - (1 - own) * (1 - self._inherited[entries])
 
     def _wishes(self, facts: PromptFacts, known: Place | None, seen: int) -> dict[int, tuple[Kind, int]]:
         """Places worth watching, by position, the surest kind of each."""
@@ -138,26 +156,28 @@ class CostAware:
             place = (start + place) // 2
         return {at: wish for at, wish in wishes.items() if 0 < at < facts.num_tokens}
 
-    def _note(self, facts: PromptFacts, position: int, kind: Kind, uses: int) -> Place:
+    def _note(self, facts: PromptFacts, position: int, kind: Kind, uses: int, follows: int) -> Place:
         name = facts.names.at(position)
-        place = self._add(name, facts.names, position, kind, uses, facts.num_tokens, 0)
+        place = self._place(name, facts.names, position, kind, uses, facts.num_tokens, follows)
+        self._add(place, 0)
         facts.memo.append(place)
         return place
 
-    def _add(
-        self, name: bytes, names: PrefixNames, position: int, kind: Kind, uses: int, prompt: int, output: int
+    def _place(
+        self, name: bytes, names: PrefixNames, position: int, kind: Kind, uses: int, prompt: int, follows: int
     ) -> Place:
+        return Place(name, names.whole(position // names.unit), position, kind, uses, prompt, follows)
+
+    def _add(self, place: Place, output: int) -> None:
         """Watch a prefix, instead of any of the same name."""
-        old = self._places.get(name)
+        old = self._places.get(place.name)
         if old is not None:
+            place.entry = old.entry
             self._forget(old)
         elif self._model.full:
             self._forget(self._places.oldest())
-        row = self._model.wait(_class(kind, uses, prompt, output), again=uses > 0, now=self._prompts)
-        floor = names.whole(position // names.unit)
-        place = Place(name, floor, position, kind, uses, prompt, row, -1 if old is None else old.entry)
+        place.row = self._model.wait(_class(place, output), again=place.uses > 0, now=self._prompts)
         self._places.add(place)
-        return place
 
     def _forget(self, place: Place) -> None:
         self._places.drop(place.name)
@@ -177,6 +197,7 @@ class CostAware:
     def _take(self, entry: int, place: Place) -> None:
         place.entry = entry
         self._class[entry], self._again[entry], self._since[entry] = self._model.state(place.row)
+        self._inherited[entry] = 0.0
 
     def _grow(self, table: SnapshotTable) -> None:
         more = table.live.size - self._class.size
@@ -184,11 +205,12 @@ class CostAware:
             self._class = np.concatenate((self._class, np.full(more, _UNKNOWN)))
             self._again = np.concatenate((self._again, np.zeros(more, np.int64)))
             self._since = np.concatenate((self._since, np.zeros(more)))
+            self._inherited = np.concatenate((self._inherited, np.zeros(more)))
 
 
-def _class(kind: Kind, uses: int, prompt: int, output: int) -> int:
+def _class(place: Place, output: int) -> int:
     """`output` 0 means that it is not known yet."""
-    group = int(kind) * _USES + min(uses, _USES - 1)
-    return (group * _BUCKETS + min(output.bit_length(), _BUCKETS - 1)) * _BUCKETS + min(
-        prompt.bit_length(), _BUCKETS - 1
-    )
+    standing = min(place.uses, 2) + 2 if place.uses else place.follows
+    group = int(place.kind) * _STANDINGS + standing
+    lengths = [min(length.bit_length(), _BUCKETS - 1) for length in (output, place.prompt)]
+    return (group * _BUCKETS + lengths[0]) * _BUCKETS + lengths[1]

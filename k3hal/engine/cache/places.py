@@ -13,8 +13,9 @@ from k3hal.engine.cache.policy import Kind
 class Place:
     """A prefix that may come again: `end` tokens, taken for `kind`, begun with `uses` times since.
 
-    `floor` names its whole units. `prompt` is the length of the prompt it was noted with; `row` is the return model's,
-    `entry` its snapshot's in the table, -1 before it had one.
+    `floor` names its whole units. `prompt` is the length of the prompt it was noted with, and `follows` says how often
+    the place which that prompt began with had come before: 0 when it began with none, 1 when it was the first to come
+    back there, 2 when others had. `row` is the return model's, `entry` its snapshot's in the table or -1.
     """
 
     name: bytes
@@ -23,7 +24,8 @@ class Place:
     kind: Kind
     uses: int
     prompt: int
-    row: int
+    follows: int
+    row: int = -1
     entry: int = -1
 
 

@@ -67,6 +67,11 @@ class Waits:
         level = (chance * (_LEVELS - 1) + 0.5).astype(np.int64)
         return self.index[again, level, age_of(prompts)]
 
+    def left(self, chance: float, again: int, prompts: float) -> float:
+        """The chance of one thing that has waited so long in vain."""
+        over = float(self.over[again, int(age_of(np.array(prompts)))])
+        return chance * (1 - over) / max(1 - chance * over, 1e-9)
+
 
 class ReturnModel:
     """Chances by class, from coarse to fine; a fine class that has seen little says what its coarse one says.
