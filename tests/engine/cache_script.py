@@ -12,6 +12,7 @@ from k3hal.engine.interface import PrefixContext
 from k3hal.errors import K3HALError
 from k3hal.sampling_params import SamplingParams
 
+from .cache_audit import audit
 from .fold_model import VOCAB
 from .harness import Harness, greedy_by_hand
 
@@ -91,6 +92,7 @@ class Run:
         for action in self.script.actions:
             getattr(self, "_" + action[0])(*action[1:])
             self.harness.step()
+            audit(self.harness.cache)
         self.harness.run()
         self._check()
         self.harness.assert_clean()

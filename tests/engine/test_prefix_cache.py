@@ -14,6 +14,7 @@ from k3hal.engine.cache.policies import make_policy
 from k3hal.engine.cache.prefix import PrefixCache
 from k3hal.sampling_params import SamplingParams
 
+from .cache_audit import audit
 from .harness import Harness
 
 SMALL = CacheGeometry(page_tokens=128, page_bytes=1000, slot_bytes=2500)
@@ -240,6 +241,24 @@ def test_preempted_prompts_are_counted_apart() -> None:
     stats = cache.stats
     assert (stats.requests, stats.cached_tokens, stats.prompt_tokens) == (1, 0, 700)
     assert (stats.resumed_requests, stats.resumed_tokens, stats.resumed_cached_tokens) == (1, 701, 700)
+
+
+def test_books_agree_under_eviction_and_moves_with_stops_inside_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message end and the rest of its unit lie in one page, after a node that ends where that page begins."""
+    cache, rng = make(num_runs=60), np.random.default_rng(0)
+    moves: list[int] = []
+    rename = cache.index.tree.rename
+    monkeypatch.setattr(
+        cache.index.tree, "rename", lambda old, new, names: (moves.append(names), rename(old, new, names))
+    )
+    for number in range(120):
+        length = int(rng.integers(300, 1500))
+        ends = tuple(sorted(rng.integers(1, length, 3).tolist()))
+        prompt = tokens(number % 40, 1500)[:length]
+        serve(cache, prompt, tokens(100 + number, 30), PrefixContext(boundaries=ends))
+        audit(cache)
+    assert len(moves) > 50
+    assert max(moves) >= 2
 
 
 def test_a_policy_taken_over_mid_way_gives_up_what_the_other_kept() -> None:

@@ -10,9 +10,9 @@ _FREE, _PAGES, _SLOT = 0, 1, 2
 class PagePool:
     """Hands out pages one by one and slots as whole runs of `run` pages, from the same memory.
 
-    A run is free, a slot, or broken into pages. Pages come from broken runs first and a run whose pages are all back is
-    whole again, so slots stay possible. Run 0 (slot 0 and its pages) is null and never handed out. Work is a handful of
-    array operations per call, whatever the number of pages.
+    A run is free, a slot, or broken into pages. Pages come from broken runs first. Which broken runs have all their
+    pages back is only looked for when a slot is wanted: pages come and go by a few array operations, whatever their
+    number. Run 0 (slot 0 and its pages) is null and never handed out.
     """
 
     def __init__(self, num_runs: int, run: int) -> None:
@@ -21,15 +21,15 @@ class PagePool:
         self.num_runs, self.run = num_runs, run
         self.num_pages = num_runs * run
         self._counter = np.arange(self.num_pages, dtype=np.int64)
+        self._pages_of = self._counter.reshape(num_runs, run)
         self._run_of = self._counter // run
-        self._in_run = self._counter[:run]
-        # Loose pages: the free pages of broken runs, a stack with each page's place in it (-1 elsewhere).
+        # Loose pages: the free pages of broken runs, a stack. `_sorted` while no page came back since they were sorted.
         self._loose = np.zeros(self.num_pages, np.int64)
-        self._place = np.full(self.num_pages, -1, np.int64)
         self._num_loose = 0
-        self._loose_in_run = np.zeros(num_runs, np.int64)
-        self._kind = np.full(num_runs, _FREE, np.uint8)
+        self._sorted = True
         self._used = np.zeros(self.num_pages, bool)
+        self._tag = np.zeros(self.num_pages, np.int64)
+        self._kind = np.full(num_runs, _FREE, np.uint8)
         # Free runs: a stack, lowest number on top at the start.
         self._runs = np.zeros(num_runs, np.int64)
         self._runs[: num_runs - 1] = np.arange(num_runs - 1, 0, -1)
@@ -41,6 +41,7 @@ class PagePool:
 
     @property
     def num_free_runs(self) -> int:
+        self._mend()
         return self._num_runs
 
     @property
@@ -51,36 +52,38 @@ class PagePool:
 
     def alloc_pages(self, count: int) -> np.ndarray | None:
         """`count` pages, int64, or None with nothing changed when there are not as many."""
-        if count > self.num_free_pages:
+        loose = self._num_loose
+        if count <= loose:
+            pages = self._loose[loose - count : loose].copy()
+            self._num_loose = loose - count
+        elif count > self.num_free_pages:
             return None
-        short = count - self._num_loose
-        if short <= 0:
-            pages = self._loose[self._num_loose - count : self._num_loose].copy()
-            self._num_loose -= count
         else:
+            short = count - loose
             fresh = self._break_runs(-(-short // self.run))
-            pages = np.concatenate((self._loose[: self._num_loose], fresh[:short]))
-            self._num_loose = 0
-            self._push_loose(fresh[short:])
-        self._place[pages] = -1
+            pages = np.concatenate((self._loose[:loose], fresh[:short]))
+            self._num_loose = fresh.size - short
+            self._loose[: self._num_loose] = fresh[short:]
         self._used[pages] = True
-        np.subtract.at(self._loose_in_run, self._run_of[pages], 1)
         return pages
 
     def free_pages(self, pages: np.ndarray) -> None:
         """Give pages back. Raises `RuntimeError` on a page that is not in use or is named twice."""
-        if np.count_nonzero(self._used[pages]) != pages.size:
+        if not self._used[pages].all():
             raise RuntimeError(f"pages freed that are not in use: {pages[~self._used[pages]].tolist()}")
+        order = self._counter[: pages.size]
+        self._tag[pages] = order
+        if (self._tag[pages] != order).any():
+            raise RuntimeError(f"a page is named twice in {pages.tolist()}")
         self._used[pages] = False
-        self._push_loose(pages)
-        runs = self._run_of[pages]
-        np.add.at(self._loose_in_run, runs, 1)
-        whole = runs[self._loose_in_run[runs] == self.run]
-        if whole.size:
-            self._mend(np.unique(whole))
+        end = self._num_loose + pages.size
+        self._loose[self._num_loose : end] = pages
+        self._num_loose, self._sorted = end, False
 
     def alloc_slot(self) -> int | None:
         """A slot, or None when no whole run is free."""
+        if not self._num_runs:
+            self._mend()
         if not self._num_runs:
             return None
         self._num_runs -= 1
@@ -92,9 +95,7 @@ class PagePool:
         """Give a slot back. Raises `RuntimeError` when it is not in use."""
         if self._kind[slot] != _SLOT:
             raise RuntimeError(f"slot {slot} freed that is not in use")
-        self._kind[slot] = _FREE
-        self._runs[self._num_runs] = slot
-        self._num_runs += 1
+        self._free_runs(np.array([slot], np.int64))
 
     def evacuate(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Free one broken run by moving its used pages to other broken runs: (old pages, new pages), same length.
@@ -102,18 +103,19 @@ class PagePool:
         None with nothing changed when the loose pages elsewhere do not suffice. The caller copies the bytes and renames
         the pages it holds.
         """
-        run = int(self._loose_in_run.argmax())
-        count = self.run - int(self._loose_in_run[run])
-        if self._kind[run] != _PAGES or self._num_loose < self.run:
+        self._mend()
+        if self._num_loose < self.run:
             return None
-        pages = run * self.run + self._in_run
-        old, loose = pages[self._used[pages]], pages[~self._used[pages]]
-        self._drop_loose(loose)
-        self._loose_in_run[run] = 0
-        new = self._loose[self._num_loose - count : self._num_loose].copy()
-        self._drop_loose(new)
+        # Sorted, the stack begins with the run that has most.
+        run = int(self._run_of[self._loose[0]])
+        pages = self._pages_of[run]
+        old = pages[self._used[pages]]
+        rest = self._loose[self.run - old.size : self._num_loose]
+        new = rest[rest.size - old.size :].copy()
+        kept = rest.size - old.size
+        self._loose[:kept] = rest[:kept].copy()
+        self._num_loose = kept
         self._used[new], self._used[old] = True, False
-        np.subtract.at(self._loose_in_run, new // self.run, 1)
         self._free_runs(np.array([run], np.int64))
         return old, new
 
@@ -122,37 +124,26 @@ class PagePool:
         self._num_runs -= count
         runs = self._runs[self._num_runs : self._num_runs + count]
         self._kind[runs] = _PAGES
-        self._loose_in_run[runs] = self.run
-        return (runs[:, None] * self.run + self._in_run).reshape(-1)
+        return self._pages_of[runs].reshape(-1)
 
-    def _mend(self, runs: np.ndarray) -> None:
-        """Make runs whole whose pages are all loose."""
-        self._drop_loose((runs[:, None] * self.run + self._in_run).reshape(-1))
-        self._loose_in_run[runs] = 0
-        self._free_runs(runs)
+    def _mend(self) -> None:
+        """Make runs whole whose pages are all loose, and sort the others' so that the emptiest runs come last.
+
+        Pages are then taken from the runs that have fewest, and those that have most become whole.
+        """
+        if self._sorted:
+            return
+        broken = np.flatnonzero(self._kind == _PAGES)
+        free = ~self._used.reshape(self.num_runs, self.run)[broken]
+        counts = np.count_nonzero(free, axis=1)
+        self._free_runs(broken[counts == self.run])
+        order = np.argsort(-counts, kind="stable")[np.count_nonzero(counts == self.run) :]
+        loose = self._pages_of[broken[order]][free[order]]
+        self._num_loose = loose.size
+        self._loose[: loose.size] = loose
+        self._sorted = True
 
     def _free_runs(self, runs: np.ndarray) -> None:
         self._kind[runs] = _FREE
         self._runs[self._num_runs : self._num_runs + runs.size] = runs
         self._num_runs += runs.size
-
-    def _push_loose(self, pages: np.ndarray) -> None:
-        start, end = self._num_loose, self._num_loose + pages.size
-        places = self._counter[start:end]
-        self._loose[start:end] = pages
-        self._place[pages] = places
-        if np.count_nonzero(self._place[pages] != places):
-            raise RuntimeError(f"a page is named twice in {pages.tolist()}")
-        self._num_loose = end
-
-    def _drop_loose(self, pages: np.ndarray) -> None:
-        """Take pages out of the middle of the stack: what lies on its top fills the holes."""
-        places = self._place[pages]
-        rest = self._num_loose - pages.size
-        self._place[pages] = -1
-        top = self._loose[rest : self._num_loose]
-        movers = top[self._place[top] >= 0]
-        holes = places[places < rest]
-        self._loose[holes] = movers
-        self._place[movers] = holes
-        self._num_loose = rest
