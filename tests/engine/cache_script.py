@@ -73,7 +73,7 @@ def _tokens(rng: random.Random, count: int) -> list[int]:
 
 @dataclass
 class Run:
-    """A script under way. `steps` and `cached` tell afterwards how much it tried."""
+    """A script under way."""
 
     script: Script
     change: Callable[[Harness], None] | None = None
@@ -182,19 +182,38 @@ def shrink(script: Script, fails: Callable[[Script], bool]) -> Script:
     return script
 
 
-def play_many(seeds: range, steps: int, change: Callable[[Harness], None] | None = None) -> list[Run]:
+@dataclass
+class Totals:
+    """What many scripts tried together."""
+
+    steps: int = 0
+    cached: int = 0
+    resumed: int = 0
+    evicted: int = 0
+    preempted: int = 0
+
+    def add(self, run: Run) -> None:
+        stats = run.harness.cache.stats
+        self.steps += run.harness.steps
+        self.cached += stats.cached_tokens
+        self.resumed += stats.resumed_cached_tokens
+        self.evicted += stats.snapshots_evicted
+        self.preempted += run.harness.scheduler.preemptions
+
+
+def play_many(seeds: range, steps: int) -> Totals:
     """Scripts from `seeds` on until they made `steps` steps. A failure is raised as the smallest script that fails."""
-    runs: list[Run] = []
+    totals = Totals()
     for seed in seeds:
         script = random_script(seed)
         try:
-            runs.append(Run(script, change).play())
+            totals.add(Run(script).play())
         except Exception as error:
-            smallest = shrink(script, lambda candidate: fails(candidate, change))
+            smallest = shrink(script, lambda candidate: fails(candidate, None))
             raise AssertionError(f"seed {seed} fails as {smallest}") from error
-        if sum(run.harness.steps for run in runs) >= steps:
+        if totals.steps >= steps:
             break
-    return runs
+    return totals
 
 
 def fails(script: Script, change: Callable[[Harness], None] | None) -> bool:
