@@ -58,7 +58,7 @@ class PrefixTree:
     """Nodes by digest. Knows nothing of memory: `hold` and `drop` are told which pages a node names, or no longer.
 
     `numbered` holds the nodes by `Node.number`, and `owner` int32 [num_pages] the number of one node that names a page,
-    or of the node that one hangs on.
+    or of the node that one hangs on, -1 for the root's.
     """
 
     def __init__(
@@ -132,19 +132,34 @@ class PrefixTree:
     def rename(self, old: int, new: int, names: int) -> None:
         """A page moved: the `names` nodes that name it do so under its new number.
 
-        They follow from each other, or hang on the same node: they are of one sequence.
+        They are of one sequence, but what lies between two of them may have come with another and name its own copy. So
+        they are looked for from the node that holds the page's first token on, wherever nodes begin inside the page.
         """
         owner = int(self.owner[old])
         self.owner[old], self.owner[new] = -1, owner
-        node = self.numbered[owner] if names else None
-        if node is None:
+        if not names:
             return
-        while node.parent is not None and old in node.parent.pages[-1:]:
+        node = self.numbered[owner] if owner >= 0 else self.root
+        assert node is not None
+        first, last = self._span(node, old)
+        while node.start > first and node.parent is not None:
             node = node.parent
-        names -= self._rename_from(node, old, new, whatever=True)
-        if names and node.parent is not None:
-            names -= sum(self._rename_from(other, old, new) for other in below(node.parent))
-        assert not names, f"page {old} is named by nodes that were not found"
+        found, stack = 0, [node]
+        while stack:
+            step = stack.pop()
+            places = np.flatnonzero(step.pages == old)
+            step.pages[places] = new
+            found += places.size
+            stack += (other for other in below(step) if other.start < last)
+        assert found == names, f"page {old} is named by nodes that were not found"
+
+    def _span(self, node: Node, page: int) -> tuple[int, int]:
+        """Tokens that lie in a page which `node` owns; the node that named it and hung below `node` may be gone."""
+        places = np.flatnonzero(node.pages == page)
+        if places.size:
+            first = (node.start // self.page_tokens + int(places[0])) * self.page_tokens
+            return first, first + self.page_tokens
+        return node.end // self.page_tokens * self.page_tokens, node.end + self.unit + self.page_tokens
 
     def nodes(self) -> Iterator[Node]:
         """Every node but the root."""
@@ -221,6 +236,8 @@ class PrefixTree:
         (child,) = node.children.values()
         kept = node.pages
         if child.start % self.page_tokens and kept.size:
+            assert node.parent is not None
+            self.owner[kept[-1]] = node.parent.number
             self._drop(kept[-1:])
             kept = kept[:-1]
         child.parent, child.start = node.parent, node.start
@@ -254,14 +271,6 @@ class PrefixTree:
                 del parent.tails[node.end]
         else:
             del parent.children[node.digests[:DIGEST_BYTES]]
-
-    def _rename_from(self, node: Node, old: int, new: int, *, whatever: bool = False) -> int:
-        """In a node and in those below that begin in the same page; in how many. `whatever` looks below in any case."""
-        places = np.flatnonzero(node.pages == old)
-        node.pages[places] = new
-        if not places.size and not whatever:
-            return 0
-        return places.size + sum(self._rename_from(other, old, new) for other in below(node))
 
 
 def below(node: Node) -> Iterator[Node]:
