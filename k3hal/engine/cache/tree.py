@@ -133,7 +133,7 @@ class PrefixTree:
         """A page moved: the `names` nodes that name it do so under its new number.
 
         They are of one sequence, but what lies between two of them may have come with another and name its own copy. So
-        they are looked for from the node that holds the page's first token on, wherever nodes begin inside the page.
+        they are looked for below the node that leads to the page's first token, wherever nodes begin inside the page.
         """
         owner = int(self.owner[old])
         self.owner[old], self.owner[new] = -1, owner
@@ -142,7 +142,7 @@ class PrefixTree:
         node = self.numbered[owner] if owner >= 0 else self.root
         assert node is not None
         first, last = self._span(node, old)
-        while node.start > first and node.parent is not None:
+        while node.start >= first and node.parent is not None:
             node = node.parent
         found, stack = 0, [node]
         while stack:
