@@ -73,7 +73,7 @@ def test_a_picture_of_every_policy(cache: Call, tmp_path: Path, monkeypatch: pyt
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(report, "SWEEP", (0.01, 1.0, 2.0))
     code, out, said = cache(
-        "--trace", "agentic:0", "--budget-gb", "1", "--head", "30", "--plot", tmp_path / "p", "--json"
+        "--trace", "agentic:0", "--budget-gb", "1", "--head", "16", "--plot", tmp_path / "p", "--json"
     )
     sweep = json.loads(out)["sweep"]
     assert code == 0 and "wrote" in said
