@@ -31,6 +31,7 @@ from k3hal.conform.selection import EVERYTHING, Candidate, Selection, candidates
 from k3hal.conform.slices import joined, slices
 from k3hal.conform.source_state import source_root
 from k3hal.conform.sources import source_hash
+from k3hal.conform.variants import DEFAULT
 from k3hal.conform.vendor_packages import vendor_packages
 from k3hal.conform.waivers import apply_waivers, read_waivers
 from k3hal.conform.worker import Task
@@ -79,7 +80,7 @@ def run(selection: Selection, out: Path, how: How, note: Note) -> dict[str, Any]
         results = [result for op in ops for result in outcomes[op].results]
         whole = not selection.quick and selection.backend is None
         results, waived = apply_waivers(results, waivers, ops, _today(), whole)
-        measured = _measured(selection, found, how)
+        measured = _measured(selection, found, how, begun + how.limit - time.perf_counter())
         report = {
             "schema": SCHEMA,
             "statement": said.to_json(),
@@ -176,15 +177,18 @@ def _end_to_end(selection: Selection, threads: int, until: float, processes: Pro
     ops = f"*={selection.backend}" if selection.backend else None
     left = max(until - time.monotonic(), 0.0)
     timeout = min(left, END_TO_END_TIMEOUT)
-    return end_to_end_isolated(preset, selection.device, ops, threads, processes, timeout=timeout)
+    varied = not selection.quick and not selection.backend
+    return end_to_end_isolated(preset, selection.device, ops, threads, processes, timeout=timeout, varied=varied)
 
 
-def _measured(selection: Selection, found: Mapping[str, list[Candidate]], how: How) -> list[dict[str, Any]]:
-    """With `bench`, timings of every available provider."""
+def _measured(
+    selection: Selection, found: Mapping[str, list[Candidate]], how: How, left: float
+) -> list[dict[str, Any]]:
+    """With `bench`, timings of every available provider, as many as `left` seconds allow."""
     if not how.bench:
         return []
     names = {op: [one.provider for one in rows if one.available] for op, rows in found.items()}
-    return measure_isolated(selection, {op: ids for op, ids in names.items() if ids}, how.plugins)
+    return measure_isolated(selection, {op: ids for op, ids in names.items() if ids}, how.plugins, left)
 
 
 def _providers(
@@ -242,7 +246,8 @@ def _refusals(selection: Selection, op: str, one: Candidate) -> list[dict[str, A
 
 
 def _plan_name(one: EndToEnd) -> str:
-    return f"plan-{one.preset}-{one.dtype}.json"
+    variant = "" if one.variant == DEFAULT else "-" + one.variant.replace(" ", "-")
+    return f"plan-{one.preset}-{one.dtype}{variant}.json"
 
 
 def _end_json(one: EndToEnd) -> dict[str, Any]:
