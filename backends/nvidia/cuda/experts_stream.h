@@ -35,15 +35,15 @@ template <int NT> constexpr int WIDTH = NT ? NT : 1;  // in 8 choices
 // Rows that no choice fills stay zero; of one row the other seven are 16 zero bytes behind it.
 template <int NT> __device__ __forceinline__ void clear_x(uint32_t stage, const bool (&live)[WIDTH<NT>]) {
   const int lane = threadIdx.x & 31;
-  if (NT == 0) {
+  if constexpr (NT == 0) {
     if (lane == 0) write4(stage + 256, uint4{});
-    return;
+  } else {
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        if (!live[n]) write4(stage + n * 2048 + (lane >> 2) * 256 + (i * 4 + (lane & 3)) * 16, uint4{});
   }
-#pragma unroll
-  for (int n = 0; n < NT; n++)
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-      if (!live[n]) write4(stage + n * 2048 + (lane >> 2) * 256 + (i * 4 + (lane & 3)) * 16, uint4{});
 }
 // Column 32 j + 8 t of row g, or of part t of a matrix's row g, is `place` with bit 6 turned where j is odd, and 128 bytes
 // further on where j is 2 or 3.
