@@ -114,7 +114,7 @@ def sum_of_experts(
 
 
 def _fit(x: Tensor, ids: Tensor, weights: Tensor, stacks: tuple[Tensor, Tensor, Tensor, Tensor]) -> bool:
-    """Whether shapes, dtypes and strides are those of `moe_experts_mxfp4`, and elements of a piece have 32-bit places."""
+    """Whether shapes, dtypes and strides are the operator's, and the elements of a piece have 32-bit places."""
     (tokens, width), w13, w2 = x.shape, stacks[0], stacks[2]
     experts, groups = w13.shape[:2]
     first = (experts, groups, -(-width // DEPTH), ROWS)
