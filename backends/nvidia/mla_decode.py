@@ -13,7 +13,7 @@ from k3hal.dispatch import Needs, provides
 from k3hal.dispatch.call import Answer, Call, No, Yes
 
 LOG2_E = 1.4426950408889634
-MOST_HEADS, RANK, ROPE, ROWS, CHANNELS = 16, 512, 64, 64, 128
+MOST_HEADS, RANK, ROPE, ROWS, CHANNELS = 16, 512, 64, 64, 64
 THREADS, MERGE_THREADS, SHARED = 384, 256, 227 << 10
 LEAST_CHUNK = 512
 """Rows of a chunk, if its sequence is not so long that every multiprocessor would get more than one."""
@@ -29,7 +29,7 @@ def _kernels(fp8: bool, index: int) -> tuple[Kernel, Kernel, int]:
     macros = (f"FP8={int(fp8)}",)
     processors = torch.cuda.get_device_properties(index).multi_processor_count
     attend = kernel("mla_decode", "attend", macros, SHARED, index)
-    return attend, kernel("mla_decode", "merge", macros, processors * 4, index), processors
+    return attend, kernel("mla_decode", "merge", macros, 0, index), processors
 
 
 def _supports(call: Call) -> Answer:
@@ -71,7 +71,7 @@ def mla_decode(q: Tensor, kv_cache: Tensor, page_table: Tensor, seq_lens: Tensor
         count, heads, page, splits, LEAST_CHUNK, processors, (page_bytes | kv_cache.data_ptr()) % 16 == 0,
         scale * LOG2_E,
     )  # fmt: skip
-    attend.launch((min(count * splits, processors), 1), THREADS, arguments)
+    attend.launch((min(count * splits, processors), 1), THREADS, arguments, overlapped=True)
     if splits > 1:
         merge.launch((count * heads, kv_lora // CHANNELS), MERGE_THREADS, arguments, overlapped=True)
     return out
