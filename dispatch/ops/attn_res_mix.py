@@ -91,6 +91,10 @@ def _samples() -> Iterator[Sample]:
         ("sharp_scores", {"rows": 9, "dim": 64, "filled": 3, "key_scale": 100.0}, hard),
         ("faint", {"rows": 5, "dim": 64, "filled": 3, "key_scale": 3.0, "faint": True}, hard | must),
         *((f"k3_{t}", {"rows": t, "dim": 7168, "filled": 8, "total": 8}, big) for t in (1, 65)),
+        *((f"k3_store_{t}", {"rows": t, "dim": 7168, "filled": 7, "total": 8, "store": True}, big) for t in (3, 65)),
+        *((f"k3_reset_{t}", {"rows": t, "dim": 7168, "filled": 4, "total": 8, "reset": True}, big) for t in (3, 65)),
+        ("k3_first_65", {"rows": 65, "dim": 7168, "filled": 0, "total": 8, "delta": False, "store": True}, big),
+        ("k3_no_norm_65", {"rows": 65, "dim": 7168, "filled": 8, "total": 8, "norm": False}, big),
         *((f"bench_{t}", {"rows": t, "dim": 7168, "filled": 8, "total": 8}, bench) for t in (1, 4096, 16_384)),
     ]
     for name, options, tags in cases:
