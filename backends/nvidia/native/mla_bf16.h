@@ -26,7 +26,7 @@ __device__ void add_values(float (&acc)[8][4], const uint32_t (&weights)[ROWS / 
   for (int s = 0; s < ROWS / 16; s++) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      read4_turned(b, at + s * 16 * PITCH + i * 32);
+      read4_turned(b, at + place_of(16 * s) + i * 32);
       multiply(acc[2 * i], weights[s], b[0], b[1]);
       multiply(acc[2 * i + 1], weights[s], b[2], b[3]);
     }
@@ -38,8 +38,8 @@ __device__ void attend_all(const Arguments& a, Memory& m) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, t = lane & 3;
   const int half = warp >> 2, group = warp & 3, in8 = lane & 7, quarter = lane >> 3;
   // Where this lane's rows of matrices are in a tile. Scores: row 8 group.., 16 bytes after the other; values: 16 rows.
-  const uint32_t scores_at = (8 * group + in8) * PITCH + half * 2 * HALF + quarter * 16;
-  const uint32_t values_at = (in8 + (quarter & 1) * 8) * PITCH + warp * 128 + (quarter >> 1) * 16;
+  const uint32_t scores_at = place_of(8 * group + in8) + half * 2 * HALF + quarter * 16;
+  const uint32_t values_at = place_of(in8 + (quarter & 1) * 8) + warp * 128 + (quarter >> 1) * 16;
   const uint32_t ring = shared(m.ring);
 
   int turn = 0;

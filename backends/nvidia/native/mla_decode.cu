@@ -35,7 +35,7 @@ __device__ void put(const Arguments& a, const Item& item, const float (&acc)[8][
     uint16_t* out = a.out + (long long)item.n * a.heads * RANK;
     each_pair(acc, a, warp, g, t, r0, r1, [&](int at, float x, float y) { *(uint32_t*)(out + at) = bf16_pair(x, y); });
   } else {
-    const long long unit = ((long long)item.n * a.max_splits + item.split) * a.heads;
+    const long long unit = ((long long)item.n * a.max_splits + item.chunk) * a.heads;
     float* out = a.partial + unit * RANK;
     each_pair(acc, a, warp, g, t, r0, r1, [&](int at, float x, float y) { *(float2*)(out + at) = make_float2(x, y); });
     if (warp == 0 && t == 0) {
@@ -51,6 +51,8 @@ __device__ void put(const Arguments& a, const Item& item, const float (&acc)[8][
 #include "mla_bf16.h"
 #endif
 
+__device__ void prefetch(const int* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+
 // Registers go from the fetching warps to the workers.
 extern "C" __global__ void __launch_bounds__(WORKERS + FETCHERS * 32, 1) attend(Arguments a) {
   extern __shared__ __align__(128) uint8_t memory[];
@@ -64,9 +66,10 @@ extern "C" __global__ void __launch_bounds__(WORKERS + FETCHERS * 32, 1) attend(
     prepare(m.taken, WARPS);
     asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;" ::: "memory");
   }
-  // The page table comes to the L2 cache while the lengths are read.
+  // Lengths and page table come to the L2 cache while what this kernel waits for ends.
   const int line = blockIdx.x * 32;
-  if (threadIdx.x == 0 && line < a.count * a.table_row) asm volatile("prefetch.global.L2 [%0];" ::"l"(a.table + line));
+  if (threadIdx.x == 0 && line < a.count) prefetch(a.lengths + line);
+  if (threadIdx.x == 0 && line < a.count * a.table_row) prefetch(a.table + line);
   __syncthreads();
   // What this kernel reads and overwrites is ready; what comes after it may get ready too.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
@@ -79,69 +82,77 @@ extern "C" __global__ void __launch_bounds__(WORKERS + FETCHERS * 32, 1) attend(
   }
 }
 
-// 64 channels of one head of one sequence: its chunks' results weighted by their sums of exponentials. Sixteen threads
-// have 4 channels each of every sixteenth chunk, and read all of them at once.
-constexpr int MERGED = 64, GROUPS = WORKERS * 4 / MERGED, AT_ONCE = 9;
-extern "C" __global__ void __launch_bounds__(WORKERS) merge(Arguments a) {
-  __shared__ float4 sums[WARPS][MERGED / 4];
-  __shared__ float tops[GROUPS], totals[WARPS];
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n = blockIdx.x / a.heads, h = blockIdx.x % a.heads;
-  const int group = threadIdx.x / (MERGED / 4), place = threadIdx.x % (MERGED / 4);
+// CHANNELS of one head of one sequence: its chunks' results weighted by their sums of exponentials. Every sixteenth chunk
+// is one group's, and groups are added in the same order however many threads share them. Four channels a thread.
+constexpr int GROUPS = 16;
+__device__ float4 times(float4 x, float w) { return make_float4(x.x * w, x.y * w, x.z * w, x.w * w); }
+__device__ float4 plus(float4 sum, float4 x, float w) {
+  return make_float4(fmaf(w, x.x, sum.x), fmaf(w, x.y, sum.y), fmaf(w, x.z, sum.z), fmaf(w, x.w, sum.w));
+}
+template <int CHANNELS, int AT_ONCE>
+__device__ void merge_chunks(const Arguments& a) {
+  constexpr int LANES = CHANNELS / 4, SHARERS = WORKERS / LANES, MINE = GROUPS / SHARERS;
+  __shared__ float4 sums[GROUPS][LANES];
+  __shared__ float tops[GROUPS], totals[GROUPS];
+  const int n = blockIdx.x / a.heads, h = blockIdx.x % a.heads, lane = threadIdx.x % LANES, sharer = threadIdx.x / LANES;
   // Lengths were there before the kernel that this one waits for.
-  const int length = a.lengths[n], chunk = chunk_of(length, a.least, a.most), count = (length + chunk - 1) / chunk;
+  const int chunks = chunks_of(a.lengths[n], a);
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  if (count < 2) return;
+  if (chunks < 2) return;
   const long long first = (long long)n * a.max_splits * a.heads + h;
   const float* lse = a.lse + first;
-  const float4* from = (const float4*)(a.partial + first * RANK) + blockIdx.y * (MERGED / 4) + place;
-  float top = -INFINITE, total = 0;
-  float4 acc = make_float4(0, 0, 0, 0);
-  for (int start = group; start < count; start += GROUPS * AT_ONCE) {
-    float weight[AT_ONCE], most = top;
-    float4 x[AT_ONCE];
+  const float4* from = (const float4*)(a.partial + first * RANK) + blockIdx.y * LANES + lane;
+  const long long stride = (long long)a.heads * (RANK / 4);
+  float4 acc[MINE] = {};
+  float top[MINE], total[MINE] = {};
 #pragma unroll
-    for (int i = 0; i < AT_ONCE; i++) {
-      const int s = start + i * GROUPS;
-      weight[i] = s < count ? lse[s * a.heads] : -INFINITE;
-      x[i] = s < count ? from[s * (long long)a.heads * (RANK / 4)] : make_float4(0, 0, 0, 0);
-    }
+  for (int m = 0; m < MINE; m++) top[m] = -INFINITE;
+  for (int start = sharer; start < chunks; start += GROUPS * AT_ONCE) {
+    float weight[MINE][AT_ONCE];
+    float4 x[MINE][AT_ONCE];
 #pragma unroll
-    for (int i = 0; i < AT_ONCE; i++) most = fmaxf(most, weight[i]);
-    const float fade = exp2_of(top - most);
-    top = most;
-    total *= fade;
-    acc = make_float4(acc.x * fade, acc.y * fade, acc.z * fade, acc.w * fade);
+    for (int m = 0; m < MINE; m++)
 #pragma unroll
-    for (int i = 0; i < AT_ONCE; i++) {
-      const float w = exp2_of(weight[i] - top);
-      total += w;
-      acc = make_float4(acc.x + w * x[i].x, acc.y + w * x[i].y, acc.z + w * x[i].z, acc.w + w * x[i].w);
+      for (int i = 0; i < AT_ONCE; i++) {
+        const int s = start + m * SHARERS + i * GROUPS;
+        weight[m][i] = s < chunks ? lse[s * a.heads] : -INFINITE;
+        x[m][i] = s < chunks ? from[s * stride] : make_float4(0, 0, 0, 0);
+      }
+#pragma unroll
+    for (int m = 0; m < MINE; m++)
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; i++) {
+        if (weight[m][i] == -INFINITE) continue;
+        const float higher = fmaxf(top[m], weight[m][i]), fade = exp2_of(top[m] - higher), w = exp2_of(weight[m][i] - higher);
+        top[m] = higher;
+        total[m] = fmaf(total[m], fade, w);
+        acc[m] = plus(times(acc[m], fade), x[m][i], w);
+      }
+  }
+#pragma unroll
+  for (int m = 0; m < MINE; m++) {
+    const int group = sharer + m * SHARERS;
+    sums[group][lane] = acc[m];
+    if (lane == 0) {
+      tops[group] = top[m];
+      totals[group] = total[m];
     }
   }
-  if (place == 0) tops[group] = top;
   __syncthreads();
-  float most = tops[0];
-#pragma unroll
-  for (int i = 1; i < GROUPS; i++) most = fmaxf(most, tops[i]);
-  const float fade = exp2_of(top - most);
-  total *= fade;
-  acc = make_float4(acc.x * fade, acc.y * fade, acc.z * fade, acc.w * fade);
-  // A warp has two groups.
-  total += __shfl_xor_sync(ALL, total, 16);
-  acc.x += __shfl_xor_sync(ALL, acc.x, 16);
-  acc.y += __shfl_xor_sync(ALL, acc.y, 16);
-  acc.z += __shfl_xor_sync(ALL, acc.z, 16);
-  acc.w += __shfl_xor_sync(ALL, acc.w, 16);
-  if (lane < MERGED / 4) sums[warp][lane] = acc;
-  if (lane == 0) totals[warp] = total;
-  __syncthreads();
-  if (threadIdx.x >= MERGED / 4) return;
-  for (int w = 1; w < WARPS; w++) {
-    const float4 x = sums[w][lane];
-    acc = make_float4(acc.x + x.x, acc.y + x.y, acc.z + x.z, acc.w + x.w);
-    total += totals[w];
+  if (sharer) return;
+  const int groups = min(chunks, GROUPS);
+  float most = tops[0], all = 0;
+  float4 sum = make_float4(0, 0, 0, 0);
+  for (int g = 1; g < groups; g++) most = fmaxf(most, tops[g]);
+  for (int g = 0; g < groups; g++) {
+    const float w = exp2_of(tops[g] - most);
+    all = fmaf(w, totals[g], all);
+    sum = plus(sum, sums[g][lane], w);
   }
-  const float r = 1 / total;
-  const uint2 packed = make_uint2(bf16_pair(acc.x * r, acc.y * r), bf16_pair(acc.z * r, acc.w * r));
-  *(uint2*)(a.out + ((long long)n * a.heads + h) * RANK + blockIdx.y * MERGED + lane * 4) = packed;
+  const float r = 1 / all;
+  const uint2 packed = make_uint2(bf16_pair(sum.x * r, sum.y * r), bf16_pair(sum.z * r, sum.w * r));
+  *(uint2*)(a.out + ((long long)n * a.heads + h) * RANK + blockIdx.y * CHANNELS + lane * 4) = packed;
 }
+// For few sequences, and for many.
+extern "C" __global__ void __launch_bounds__(WORKERS) merge(Arguments a) { merge_chunks<64, 9>(a); }
+extern "C" __global__ void __launch_bounds__(WORKERS, 4) merge_many(Arguments a) { merge_chunks<256, 1>(a); }

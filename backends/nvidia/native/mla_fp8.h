@@ -53,7 +53,7 @@ __device__ void add_values(float (&acc)[8][4], uint32_t weights_at, uint32_t at)
     read4(weights, weights_at + s * 32);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      read4_turned(b, at + s * 16 * PITCH + i * 32);
+      read4_turned(b, at + place_of(16 * s) + i * 32);
 #pragma unroll
       for (int c = 0; c < 2; c++) {
         // Two channels of two rows: to one channel of both rows, and the other.
@@ -80,8 +80,8 @@ __device__ void attend_all(const Arguments& a, Memory& m) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
   const int in8 = lane & 7, quarter = lane >> 3;
   // Where this lane's rows of matrices are in a tile. Scores: row 8 warp.., 16 bytes after the other; values: 16 rows.
-  const uint32_t scores_at = (8 * warp + in8) * PITCH + quarter * 16;
-  const uint32_t values_at = (in8 + (quarter & 1) * 8) * PITCH + warp * 64 + (quarter >> 1) * 16;
+  const uint32_t scores_at = place_of(8 * warp + in8) + quarter * 16;
+  const uint32_t values_at = place_of(in8 + (quarter & 1) * 8) + warp * 64 + (quarter >> 1) * 16;
   const uint32_t ring = shared(m.ring), weights_at = shared(m.between.weights) + (lane & 15) * WEIGHT_PITCH + (lane >> 4) * 16;
 
   int turn = 0;

@@ -11,11 +11,13 @@ using uint64_t = unsigned long long;
 
 constexpr int RANK = 512, ENTRY = 576, WARPS = 8, WORKERS = WARPS * 32, HEADS = 16, HALF = ENTRY / 2;
 constexpr int STEPS = (FP8 ? ENTRY : HALF) / 16;
-// Rows are 16 bytes apart from being whole banks, so that 8 of them do not meet in one.
+// A copy brings 1152 bytes: one row of bf16, two of fp8. They are 16 bytes apart from being whole banks, so that 8 rows do
+// not meet in one.
 constexpr int ROWS = FP8 ? 64 : 32, SLOTS = 5, FETCHERS = 4, ROWS_EACH = ROWS / FETCHERS;
-constexpr int ROW_BYTES = FP8 ? ENTRY : 2 * ENTRY, PITCH = ROW_BYTES + 16, TILE = ROWS * PITCH, QUERY_PITCH = 2 * ENTRY + 16;
+constexpr int ROW_BYTES = FP8 ? ENTRY : 2 * ENTRY, TOGETHER = FP8 ? 2 : 1, COPY_PITCH = TOGETHER * ROW_BYTES + 16;
+constexpr int TILE = ROWS / TOGETHER * COPY_PITCH, QUERY_PITCH = 2 * ENTRY + 16;
 constexpr int FETCHER_REGS = 56, WORKER_REGS = 224;
-constexpr int SCORES = 2 * 4 * 32;               // Of bf16: of 4 floats, for one tile.
+constexpr int SCORES = 2 * 4 * 32;           // Of bf16: of 4 floats, for one tile.
 constexpr int WEIGHT_PITCH = 2 * ROWS + 16;  // Of fp8: bytes from a head's weights to the next one's.
 
 struct Arguments {
@@ -100,20 +102,22 @@ __device__ void fetch(void* to, const void* from, int bytes, uint64_t& barrier) 
 __device__ void have_read() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ void meet() { asm volatile("bar.sync 1, %0;" ::"n"(WORKERS) : "memory"); }
 
-__device__ int chunk_of(int length, int least, int most) {
-  return max((length + most * ROWS - 1) / (most * ROWS) * ROWS, least);
-}
+// Where a row of a tile is.
+__device__ int place_of(int row) { return row / TOGETHER * COPY_PITCH + row % TOGETHER * ROW_BYTES; }
 
-// Finds the sequence and chunk of ever later items, with 32 sequences in hand. An empty sequence is one empty chunk.
+// A sequence is cut into chunks by its own length alone. An empty one is one empty chunk.
+__device__ int chunks_of(int length, const Arguments& a) { return max(min((length + a.least - 1) / a.least, a.most), 1); }
+
+// Finds the sequence and chunk of ever later items, with 32 sequences in hand. Chunks differ by a tile at most.
 struct Walk {
   int from = 0, before = 0;
-  int n, first, last, length, split;
+  int n, first, last, length, chunk;
   __device__ bool find(const Arguments& a, int item) {
     const int lane = threadIdx.x & 31;
     while (from < a.count) {
-      const int mine = from + lane, its = mine < a.count ? a.lengths[mine] : 0, its_chunk = chunk_of(its, a.least, a.most);
-      const int splits = mine < a.count ? max((its + its_chunk - 1) / its_chunk, 1) : 0;
-      int sum = splits;
+      const int mine = from + lane, its = mine < a.count ? a.lengths[mine] : 0;
+      const int its_chunks = mine < a.count ? chunks_of(its, a) : 0;
+      int sum = its_chunks;
 #pragma unroll
       for (int d = 1; d < 32; d *= 2) {
         const int other = __shfl_up_sync(ALL, sum, d);
@@ -121,12 +125,13 @@ struct Walk {
       }
       const int all = __shfl_sync(ALL, sum, 31);
       if (item < before + all) {
-        const int at = __popc(__ballot_sync(ALL, before + sum <= item)), chunk = __shfl_sync(ALL, its_chunk, at);
+        const int at = __popc(__ballot_sync(ALL, before + sum <= item)), chunks = __shfl_sync(ALL, its_chunks, at);
         n = from + at;
         length = __shfl_sync(ALL, its, at);
-        split = item - before - __shfl_sync(ALL, sum - splits, at);
-        first = split * chunk;
-        last = min(first + chunk, length);
+        chunk = item - before - __shfl_sync(ALL, sum - its_chunks, at);
+        const int tiles = (length + ROWS - 1) / ROWS;
+        first = (int)((long long)tiles * chunk / chunks) * ROWS;
+        last = min((int)((long long)tiles * (chunk + 1) / chunks) * ROWS, length);
         return true;
       }
       before += all;
@@ -153,7 +158,7 @@ struct Flag {
   static constexpr bool value = VALUE;
 };
 struct Item {
-  int n, split, rows, whole;
+  int n, chunk, rows, whole;
 };
 struct Memory {
   uint8_t ring[SLOTS][TILE];
@@ -173,11 +178,11 @@ struct Place {
   }
 };
 
-// Warps that fetch have some rows of every tile each, a lane a row: a copy takes some fifty cycles to issue. Rows beyond
+// Warps that fetch have some rows of every tile each, a lane a copy: one takes some fifty cycles to issue. Rows beyond
 // the last become zeros; where rows are not aligned to 16 bytes they are copied byte by byte. The first warp also hands
 // out chunks with their queries, of which those beyond the last head are never used.
 __device__ void fetch_all(const Arguments& a, Memory& m) {
-  const int lane = threadIdx.x & 31, mine = threadIdx.x / 32 - WARPS, r = mine * ROWS_EACH + lane;
+  const int lane = threadIdx.x & 31, mine = threadIdx.x / 32 - WARPS, r = mine * ROWS_EACH + lane * TOGETHER;
   Walk at;
   Place to{0, 1};
   uint32_t parity = 1;
@@ -187,7 +192,7 @@ __device__ void fetch_all(const Arguments& a, Memory& m) {
       wait(m.taken, parity);
       parity ^= 1;
       if (lane == 0) {
-        m.item = more ? Item{at.n, at.split, at.last - at.first, at.last - at.first == at.length} : Item{-1, 0, 0, 0};
+        m.item = more ? Item{at.n, at.chunk, at.last - at.first, at.last - at.first == at.length} : Item{-1, 0, 0, 0};
         expect(m.given, some ? a.heads * 2 * ENTRY : 0);
       }
       __syncwarp();
@@ -208,11 +213,12 @@ __device__ void fetch_all(const Arguments& a, Memory& m) {
       }
       if (row + ROWS < at.last) page = *table;
       wait(m.empty[to.slot], to.parity);
-      uint8_t* here = m.ring[to.slot] + r * PITCH;
+      uint8_t* here = m.ring[to.slot] + place_of(r);
+      const int bytes = min(max(rows - r, 0), TOGETHER) * ROW_BYTES;
       if (rows < ROWS || !a.aligned) {
-        if (lane < ROWS_EACH) {
-          for (int byte = 0; r >= rows && byte < ROW_BYTES; byte += 16) *(uint4*)(here + byte) = make_uint4(0, 0, 0, 0);
-          for (int byte = 0; r < rows && !a.aligned && byte < ROW_BYTES; byte++) here[byte] = from[byte];
+        if (lane < ROWS_EACH / TOGETHER) {
+          for (int byte = bytes; byte < TOGETHER * ROW_BYTES; byte += 16) *(uint4*)(here + byte) = make_uint4(0, 0, 0, 0);
+          for (int byte = 0; !a.aligned && byte < bytes; byte++) here[byte] = from[byte];
         }
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         __syncwarp();
@@ -220,7 +226,7 @@ __device__ void fetch_all(const Arguments& a, Memory& m) {
       const int copied = a.aligned ? min(max(rows - mine * ROWS_EACH, 0), ROWS_EACH) : 0;
       if (lane == 0) expect(m.full[to.slot], copied * ROW_BYTES);
       __syncwarp();
-      if (lane < copied) fetch(here, from, ROW_BYTES, m.full[to.slot]);
+      if (lane * TOGETHER < copied) fetch(here, from, bytes, m.full[to.slot]);
       to.next();
     }
   }
