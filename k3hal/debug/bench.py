@@ -91,7 +91,7 @@ class CaseBench:
     What is of full size is judged where it runs: by the reference in fp64, on the device.
     """
 
-    def __init__(self, case: Case, device: DeviceDescription, budget: float, cache: Cache) -> None:
+    def __init__(self, case: Case, device: DeviceDescription, budget: float, cache: Cache = "cold") -> None:
         self._runtime, self._device, self._budget = runtime_for(device), device, budget
         self._cache: Cache = cache
         self._cost = get_operator(case.op).cost(**case.args)
