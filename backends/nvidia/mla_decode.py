@@ -31,7 +31,8 @@ def _kernels(fp8: bool, index: int) -> tuple[Kernel, Kernel, Kernel, int]:
     macros = (f"FP8={int(fp8)}",)
     processors = torch.cuda.get_device_properties(index).multi_processor_count
     attend = kernel("mla_decode", "attend", macros, SHARED, index)
-    return attend, *(kernel("mla_decode", name, macros, 0, index) for name in ("merge", "merge_many")), processors
+    merge, merge_many = (kernel("mla_decode", name, macros, 0, index) for name in ("merge", "merge_many"))
+    return attend, merge, merge_many, processors
 
 
 def _supports(call: Call) -> Answer:
@@ -75,8 +76,6 @@ def mla_decode(q: Tensor, kv_cache: Tensor, page_table: Tensor, seq_lens: Tensor
     )  # fmt: skip
     attend.launch((min(count * splits, processors), 1), THREADS, arguments, overlapped=True)
     if splits > 1:
-        few = count * heads <= FEW
-        (merge if few else merge_many).launch(
-            (count * heads, 8 if few else 2), MERGE_THREADS, arguments, overlapped=True
-        )
+        merges, sharers = (merge, 8) if count * heads <= FEW else (merge_many, 2)
+        merges.launch((count * heads, sharers), MERGE_THREADS, arguments, overlapped=True)
     return out
