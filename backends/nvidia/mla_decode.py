@@ -13,10 +13,12 @@ from k3hal.dispatch import Needs, provides
 from k3hal.dispatch.call import Answer, Call, No, Yes
 
 LOG2_E = 1.4426950408889634
-MOST_HEADS, RANK, ROPE, ROWS, CHANNELS = 16, 512, 64, 64, 64
+MOST_HEADS, RANK, ROPE, ROWS = 16, 512, 64, 64
 THREADS, MERGE_THREADS, SHARED = 384, 256, 227 << 10
 LEAST_CHUNK = 512
 """Rows of a chunk, if its sequence is not so long that every multiprocessor would get more than one."""
+FEW = 96
+"""Heads of all sequences up to which eight programs share the channels of each in the merge, and not two."""
 
 
 ARGUMENTS = struct.Struct("@7Q4q7if")
@@ -24,12 +26,13 @@ ARGUMENTS = struct.Struct("@7Q4q7if")
 
 
 @cache
-def _kernels(fp8: bool, index: int) -> tuple[Kernel, Kernel, int]:
-    """The two kernels, and how many multiprocessors the device has."""
+def _kernels(fp8: bool, index: int) -> tuple[Kernel, Kernel, Kernel, int]:
+    """The kernel that attends, those that merge few heads and many, and how many multiprocessors the device has."""
     macros = (f"FP8={int(fp8)}",)
     processors = torch.cuda.get_device_properties(index).multi_processor_count
     attend = kernel("mla_decode", "attend", macros, SHARED, index)
-    return attend, kernel("mla_decode", "merge", macros, 0, index), processors
+    merge, merge_many = (kernel("mla_decode", name, macros, 0, index) for name in ("merge", "merge_many"))
+    return attend, merge, merge_many, processors
 
 
 def _supports(call: Call) -> Answer:
@@ -59,7 +62,7 @@ def mla_decode(q: Tensor, kv_cache: Tensor, page_table: Tensor, seq_lens: Tensor
         return out
     if (q.stride(0) | q.stride(1) | q.data_ptr() >> 1) % 8:
         q = q.contiguous()
-    attend, merge, processors = _kernels(kv_cache.element_size() == 1, q.get_device())
+    attend, merge, merge_many, processors = _kernels(kv_cache.element_size() == 1, q.get_device())
     page, page_bytes = kv_cache.shape[1], kv_cache.stride(0) * kv_cache.element_size()
     splits = min(processors, -(-page_table.shape[1] * page // LEAST_CHUNK))
     # Sums of chunks, and then the logarithm of each one's sum of exponentials.
@@ -73,5 +76,6 @@ def mla_decode(q: Tensor, kv_cache: Tensor, page_table: Tensor, seq_lens: Tensor
     )  # fmt: skip
     attend.launch((min(count * splits, processors), 1), THREADS, arguments, overlapped=True)
     if splits > 1:
-        merge.launch((count * heads, kv_lora // CHANNELS), MERGE_THREADS, arguments, overlapped=True)
+        merges, sharers = (merge, 8) if count * heads <= FEW else (merge_many, 2)
+        merges.launch((count * heads, sharers), MERGE_THREADS, arguments, overlapped=True)
     return out

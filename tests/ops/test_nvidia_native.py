@@ -61,9 +61,17 @@ def test_arguments_are_laid_out_as_the_compiler_lays_them_out() -> None:
     assert library._ATTRIBUTE.size == 72
 
 
+def test_what_a_kernel_file_includes_is_put_in_its_place() -> None:
+    source = library._source("mla_decode.cu")
+    assert b"#include" not in source
+    assert b"struct Arguments" in source
+    assert {header.name for header in library._SOURCES.glob("*.h")} == {"mla_ring.h", "mla_fp8.h", "mla_bf16.h"}
+    assert all(header.read_bytes() in source for header in library._SOURCES.glob("*.h"))
+
+
 KERNELS = [
-    ("mla_decode", ["FP8=0"], 0, 2),
-    ("mla_decode", ["FP8=1"], 0, 2),
+    ("mla_decode", ["FP8=0"], 0, 3),
+    ("mla_decode", ["FP8=1"], 0, 3),
     ("attn_res_mix", ["DIM=7168", "WORKERS=224", "MOST=8"], 0, 2),
     # As measured: the bytes of stack a thread has where more blocks are held than K3 has.
     ("attn_res_mix", ["DIM=7168", "WORKERS=896", "MOST=15"], 300, 2),
