@@ -54,7 +54,7 @@ int experts_gate_direct(const Gemm* a, int tiles, void* stream) {
 }
 // Tiles of at most 8 choices, or of 16.
 int experts_gate_8(const Gemm* a, int tiles, void* stream) {
-  return stream_launch<true, 1, 2, 2, 2, 1, 20>(*a, tiles, stream);
+  return stream_launch<true, 1, 2, 4, 1, 1, 20>(*a, tiles, stream);
 }
 int experts_gate_16(const Gemm* a, int tiles, void* stream) {
   return stream_launch<true, 2, 2, 2, 4, 1, 16>(*a, tiles, stream);
@@ -66,7 +66,7 @@ int experts_flat_16(const Gemm* a, int processors, int half, void* stream) {
   return flat_launch<2, 4, 16>(*a, processors, half, stream);
 }
 int experts_deep_8(const Gemm* a, int tiles, void* stream) {
-  return stream_launch<false, 1, 2, 2, 2, 1, 20>(*a, tiles, stream);
+  return stream_launch<false, 1, 2, 4, 1, 1, 20>(*a, tiles, stream);
 }
 int experts_deep_16(const Gemm* a, int tiles, void* stream) {
   return stream_launch<false, 2, 2, 2, 4, 1, 16>(*a, tiles, stream);
