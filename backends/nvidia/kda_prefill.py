@@ -19,8 +19,8 @@ from k3hal.dispatch.errors import UnsupportedError
 CHUNK, THREADS, SWEEPERS, CARRIERS, LEAST_BOUND = 32, 256, 384, 512, -10.0
 _ROW = 132  # Rows in shared memory, padded: of the kernel files.
 OPERANDS = 3 * 35 * 256 + 32 * 256 + 5 * 16 * 272 + 32 * 272 + 32 * 36 * 4 + 4 * 128 * 4 + 4 * 32 * 4 + 8 * 4
-RECORD, STAGES = 35344, 4
-"""Bytes of a chunk's operands of one head: W, Q, N, U, M, what it keeps of a state, U's scale."""
+RECORD, STAGES = 277 * 128, 4
+"""Bytes of a chunk's operands of one head, in whole lines: W, Q, N, U, M, what it keeps of a state, U's scale."""
 SWEEP = STAGES * (-(-RECORD // 256) * 256) + 2 * 32 * _ROW * 4
 JOIN = 2 * 128 * 136 * 4 + 2 * 16 * _ROW * 4
 _LEAST_SEGMENTS, _LEAST_CHUNKS = 3, 16

@@ -64,7 +64,7 @@ constexpr float LOG2_E = 1.4426950408889634f, READ_SCALE = 256.0f;
 // A chunk's operands, in units of uint16_t: W with Q, N, U, M, what is kept of a state, U's scale. Each matrix as warpgroups'
 // products take it: 16 columns of all rows, then the next 16; the halves of a row of 16 change places every four rows.
 constexpr int AT_Q = C * 16, AT_N = 2 * C * D, AT_U = AT_N + C * D, AT_M = AT_U + C * D, AT_KEEP = AT_M + C * C;
-constexpr int RECORD = AT_KEEP + D * 2 + 8;
+constexpr int RECORD = (AT_KEEP + D * 2 + 2 + 63) / 64 * 64;  // Whole lines of a cache.
 __device__ uint32_t at(uint32_t row, uint32_t column, int rows) {
   return column / 16 * rows * 16 + row * 16 + (column / 8 ^ row / 4) % 2 * 8 + column % 8;
 }

@@ -101,7 +101,8 @@ constexpr int DEPTH = 4, MATH = 256, HELP = 128, THREADS = MATH + HELP, BOTH = 2
 constexpr float READ_SCALE = 256.0f, ROOT = 11.313708498984761f;
 // A chunk's operands in bytes, as they lie in memory and in a stage: see kda_operands.cu.
 constexpr int BLOCK = C * 32, AT_N = 2 * C * D * 2, AT_U = AT_N + C * D * 2, AT_M = AT_U + C * D * 2;
-constexpr int AT_KEEP = AT_M + C * C * 2, AT_SIZE = AT_KEEP + D * 4, RECORD = AT_SIZE + 16, STAGE = (RECORD + 255) / 256 * 256;
+constexpr int AT_KEEP = AT_M + C * C * 2, AT_SIZE = AT_KEEP + D * 4, BYTES = AT_SIZE + 16;
+constexpr int RECORD = (BYTES + 127) / 128 * 128, STAGE = (BYTES + 255) / 256 * 256;
 constexpr int ROW = 132, RESULT = C * ROW * 4;  // What a chunk has read, [C, V] fp32.
 constexpr int SHARED = STAGES * STAGE + 2 * RESULT;
 
@@ -160,11 +161,11 @@ __device__ void clear(const Arguments& a, int h, int first, int end) {
 template <bool READ>
 __device__ void bring(const Arguments& a, Address stage, Address barrier, int place, int h) {
   const uint8_t* from = a.operands + ((long long)place * a.heads + h) * RECORD;
-  expect(READ ? RECORD : RECORD - 8 * BLOCK, barrier);
-  if (READ) return bring(stage, from, RECORD, barrier);
+  expect(READ ? BYTES : BYTES - 8 * BLOCK, barrier);
+  if (READ) return bring(stage, from, BYTES, barrier);
 #pragma unroll
   for (int i = 0; i < 8; i++) bring(stage + 2 * i * BLOCK, from + 2 * i * BLOCK, BLOCK, barrier);
-  bring(stage + AT_N, from + AT_N, RECORD - AT_N, barrier);
+  bring(stage + AT_N, from + AT_N, BYTES - AT_N, barrier);
 }
 
 // A warp's rows of a state, `held` [16 tiles of 8 channels], through a chunk; what is read to `result`.
