@@ -353,7 +353,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) decode(const Arguments 
   }
 }
 
-// Rows a block of `32 * 8 / ROWS * 4` threads takes at a time are ROWS a thread: a whole head of one row.
+// A head of one row by a block of 1024 / ROWS threads: eight lanes have ROWS rows of the state.
 template <int ROWS>
 __device__ void whole(const Arguments& a) {
   constexpr int WARPS = 32 / ROWS;
