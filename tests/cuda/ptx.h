@@ -266,6 +266,7 @@ inline void commit_stores() {}
 inline void stores_read() {}
 inline void stores_done() {}
 inline void meet(int which) { emulated::meet(emulated::groups[which], 128); }
+template <int THREADS> void meet(int which) { emulated::meet(emulated::groups[which], THREADS); }
 inline void wgmma_begin() {}
 inline void wgmma_commit() {}
 template <int N> void wgmma_wait() {}

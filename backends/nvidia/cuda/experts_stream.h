@@ -29,49 +29,67 @@ __device__ __forceinline__ Words words_of(const Gemm& a, uint32_t unit) {
 }
 
 // Where x of a K block lies: 8 rows of 128 columns for each 8 choices, swizzled; or one row, where a tile is one choice.
-template <int NT> constexpr int X_STAGE = NT ? NT * 2048 : 256;
+template <int NT> constexpr int X_STAGE = NT ? NT * 2048 : 384;
 template <int NT> constexpr int WIDTH = NT ? NT : 1;  // in 8 choices
 
-// Rows that no choice fills stay zero; of one row the other seven are 16 zero bytes behind it.
-template <int NT> __device__ __forceinline__ void clear_x(uint32_t stage, const bool (&live)[WIDTH<NT>]) {
-  const int lane = threadIdx.x & 31;
-  if constexpr (NT == 0) {
-    if (lane == 0) write4(stage + 256, uint4{});
-  } else {
-#pragma unroll
-    for (int n = 0; n < NT; n++)
-#pragma unroll
-      for (int i = 0; i < 4; i++)
-        if (!live[n]) write4(stage + n * 2048 + (lane >> 2) * 256 + (i * 4 + (lane & 3)) * 16, uint4{});
-  }
-}
 // Column 32 j + 8 t of row g, or of part t of a matrix's row g, is `place` with bit 6 turned where j is odd, and 128 bytes
 // further on where j is 2 or 3.
 __device__ __forceinline__ uint32_t place(uint32_t stage, int g, int t) { return stage + g * 256 + ((t ^ g) << 4); }
 
-template <int NT>
-__device__ __forceinline__ void fetch_x(
-    const Gemm& a, uint32_t stage, const __nv_bfloat16* const (&x)[WIDTH<NT>], const bool (&live)[WIDTH<NT>], int block) {
-  const int lane = threadIdx.x & 31, t = lane & 3;
-  if (NT == 0) {
-    int column = block * 128 + lane * 8;
-    if (lane < 16) copy16(stage + lane * 16, x[0] + column, column < a.k ? 16 : 0);
-    return;
-  }
-  const bool whole = block * 128 + 128 <= a.k;
-  const uint32_t to = place(stage, lane >> 2, t);
+// What one of RW warps copies of a tile's rows of x: of 8 choices each, or of one (NT = 0), parts of 32 columns of a row.
+template <int NT, int RW> struct Rows {
+  static constexpr int PARTS = NT ? (NT * 4 + RW - 1) / RW : 1, COUNT = PARTS > 4 ? PARTS / 4 : 1;
+  static constexpr int EACH = PARTS > 4 ? 4 : PARTS;
+  static_assert((PARTS & (PARTS - 1)) == 0, "a warp's parts are of one row, or of whole ones");
+  const __nv_bfloat16* from[COUNT];  // null: no choice
+  uint32_t to;
+  int j;
+  bool idle;  // all is copied by other warps
+  template <typename CHOICE>
+  __device__ __forceinline__ Rows(const Gemm& a, int rw, bool gate, CHOICE choice_of) {
+    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, first = rw * PARTS;
+    j = first % 4, idle = NT && first >= NT * 4;
+    to = NT ? place(first / 4 * 2048 + j / 2 * 128, g, t) ^ (j & 1) << 6 : lane * 16;
 #pragma unroll
-  for (int n = 0; n < NT; n++) {
-    if (!live[n]) continue;
-    const __nv_bfloat16* from = x[n] + block * 128 + 8 * t;
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-      uint32_t at = (j & 1 ? to ^ 64 : to) + n * 2048 + j / 2 * 128;
-      if (whole) copy16(at, from + 32 * j);
-      else copy16(at, from + 32 * j, block * 128 + 32 * j + 8 * t < a.k ? 16 : 0);
+    for (int i = 0; i < COUNT; i++) {
+      int choice = idle ? -1 : choice_of(NT ? (first / 4 + i) * 8 + g : 0);
+      long row = gate ? choice / a.top_k : choice;
+      from[i] = choice < 0 ? nullptr : a.x + row * a.x_stride + (NT ? 32 * j + 8 * t : lane * 8);
     }
   }
-}
+  // What is not copied is zero; of one row the other seven are 16 zero bytes behind it.
+  __device__ __forceinline__ void clear(uint32_t stage) const {
+    if constexpr (NT == 0) {
+      if ((threadIdx.x & 31) == 0) write4(stage + 256, uint4{});
+    } else {
+#pragma unroll
+      for (int i = 0; i < COUNT; i++)
+#pragma unroll
+        for (int e = 0; e < EACH; e++)
+          if (!from[i] && !idle) write4(at(stage, i, e), uint4{});
+    }
+  }
+  __device__ __forceinline__ uint32_t at(uint32_t stage, int i, int e) const {
+    return (e & 1 ? stage + to ^ 64 : stage + to) + i * 2048 + e / 2 * 128;
+  }
+  __device__ __forceinline__ void fetch(const Gemm& a, uint32_t stage, int block) const {
+    if constexpr (NT == 0) {
+      int column = block * 128 + (threadIdx.x & 31) * 8;
+      if ((threadIdx.x & 31) < 16) copy16(stage + to, from[0] + block * 128, column < a.k ? 16 : 0);
+    } else {
+      const int left = a.k - block * 128 - 32 * j - 8 * (threadIdx.x & 3);  // columns, from this thread's on
+#pragma unroll
+      for (int i = 0; i < COUNT; i++) {
+        if (!from[i]) continue;
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+          if (block * 128 + 128 <= a.k) copy16(at(stage, i, e), from[i] + block * 128 + 32 * e);
+          else copy16(at(stage, i, e), from[i] + block * 128 + 32 * e, left > 32 * e ? 16 : 0);
+        }
+      }
+    }
+  }
+};
 // Columns 32 j to 32 j + 31 of 8 rows, as the right operands of two products.
 template <int NT> __device__ __forceinline__ uint4 x_at(uint32_t stage, int n, int j) {
   const int lane = threadIdx.x & 31, row = lane & 7, part = lane >> 3;
@@ -86,11 +104,11 @@ template <int NT, int ODD> __device__ __forceinline__ void half_of_x(uint4 (&b)[
 }
 
 // acc += w x of R row blocks, whose first units are `units`, over the K blocks `first`, `first` + KW, ...; codes come to
-// registers D blocks ahead, x to `stage` one block ahead.
-template <int NT, int R, int KW, int D>
+// registers D blocks ahead, x one block ahead to one of two stages, which the RW warps of a group share.
+template <int NT, int R, int KW, int RW, int D>
 __device__ __forceinline__ void stream(
-    const Gemm& a, float (&acc)[R][WIDTH<NT>][4], const int (&units)[R], const __nv_bfloat16* const (&x)[WIDTH<NT>],
-    const bool (&live)[WIDTH<NT>], int blocks, int first, uint32_t stage) {
+    const Gemm& a, float (&acc)[R][WIDTH<NT>][4], const int (&units)[R], const Rows<NT, RW>& x, int blocks, int first,
+    uint32_t stages) {
   constexpr int N = WIDTH<NT>;
   Words w[D][R];
   auto fetch = [&](Words& to, int r, int block) {
@@ -100,24 +118,26 @@ __device__ __forceinline__ void stream(
   for (int d = 0; d < D; d++)
 #pragma unroll
     for (int r = 0; r < R; r++) fetch(w[d][r], r, first + d * KW);
-  clear_x<NT>(stage, live);
-  if (first < blocks) fetch_x<NT>(a, stage, x, live, first);
+  x.clear(stages), x.clear(stages + X_STAGE<NT>);
+  if (first < blocks) x.fetch(a, stages, first);
   commit_copies();
+  uint32_t other = X_STAGE<NT>;
   for (int base = first; base < blocks; base += D * KW) {
 #pragma unroll
     for (int d = 0; d < D; d++) {
       const int block = base + d * KW;
       if (d && block >= blocks) break;
       wait_copies<0>();
-      __syncwarp();
+      if (RW == 1) __syncwarp();
+      else meet<RW * 32>(first);
       uint4 b[2][N];
-      half_of_x<NT, 0>(b, stage);
+      half_of_x<NT, 0>(b, stages);
+      if (block + KW < blocks) x.fetch(a, stages + other, block + KW);
+      commit_copies();
 #pragma unroll
       for (int r = 0; r < R; r++) multiply<0, N>(acc[r], w[d][r], b);
-      half_of_x<NT, 1>(b, stage);
-      __syncwarp();
-      if (block + KW < blocks) fetch_x<NT>(a, stage, x, live, block + KW);
-      commit_copies();
+      half_of_x<NT, 1>(b, stages);
+      stages += other, other = -other;
 #pragma unroll
       for (int r = 0; r < R; r++) {
         multiply<1, N>(acc[r], w[d][r], b);
@@ -127,15 +147,15 @@ __device__ __forceinline__ void stream(
   }
 }
 
-// A warp's memory: x of a K block, and its sums when K is done.
-template <int NT, int R>
-constexpr int SPACE = X_STAGE<NT> + 16 > R * WIDTH<NT> * 512 ? X_STAGE<NT> + (NT ? 0 : 128) : R * WIDTH<NT> * 512;
+// A block's memory: stages of x, and sums when K is done.
+template <int NT, int R, int KW, int RW>
+constexpr int SPACE = KW * (2 * X_STAGE<NT> > RW * R * WIDTH<NT> * 512 ? 2 * X_STAGE<NT> : RW * R * WIDTH<NT> * 512);
 
 // One tile's part: in the first GEMM (GATE) P blocks of gate and of up for each of RW groups of KW warps, else 2 P
 // blocks of w2. Warps of a group share K; codes are read D blocks ahead.
 template <bool GATE, int NT, int P, int KW, int RW, int D>
 __device__ __forceinline__ void stream_tile(const Gemm& a, int tile, int part, int expert, char* memory) {
-  constexpr int R = 2 * P, OUT = GATE ? P : R, N = WIDTH<NT>, SIZE = SPACE<NT, R>;
+  constexpr int R = 2 * P, OUT = GATE ? P : R, N = WIDTH<NT>;
   const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, warp = threadIdx.x >> 5;
   const int kw = warp % KW, rw = warp / KW, blocks = (a.k + 127) / 128, groups = a.n / 16;
   const int base = (part * RW + rw) * OUT;
@@ -147,17 +167,9 @@ __device__ __forceinline__ void stream_tile(const Gemm& a, int tile, int part, i
     units[r] = (expert * groups * (GATE ? 2 : 1) + row) * blocks;
   }
   auto choice_of = [&](int slot) { return slot >= length ? -1 : NT == 0 ? tile : a.rows[start + slot]; };
-  const __nv_bfloat16* x[N];
-  bool live[N];
-#pragma unroll
-  for (int n = 0; n < N; n++) {
-    int choice = NT ? choice_of(n * 8 + g) : tile;
-    live[n] = choice >= 0;
-    long row = max(choice, 0);
-    x[n] = a.x + (GATE ? row / a.top_k : row) * a.x_stride;
-  }
   float acc[R][N][4] = {};
-  stream<NT, R, KW, D>(a, acc, units, x, live, blocks, kw, smem(memory) + warp * SIZE);
+  const Rows<NT, RW> x(a, rw, GATE, choice_of);
+  stream<NT, R, KW, RW, D>(a, acc, units, x, blocks, kw, smem(memory) + kw * 2 * X_STAGE<NT>);
   auto store = [&](int r, int n, int c, float v, float up) {
     int choice = choice_of(n * 8 + 2 * t + (c & 1)), row = base + r;
     if (choice < 0 || row >= groups) return;
@@ -177,8 +189,9 @@ __device__ __forceinline__ void stream_tile(const Gemm& a, int tile, int part, i
         for (int c = 0; c < 4; c++) store(r, n, c, acc[GATE ? 2 * r : r][n][c], acc[GATE ? 2 * r + 1 : r][n][c]);
     return;
   }
-  __syncwarp();
-  float* sums = (float*)(memory + warp * SIZE) + lane;
+  constexpr int SIZE = R * N * 128;
+  __syncthreads();
+  float* sums = (float*)memory + (rw * KW + kw) * SIZE + lane;
 #pragma unroll
   for (int r = 0; r < R; r++)
 #pragma unroll
@@ -186,13 +199,13 @@ __device__ __forceinline__ void stream_tile(const Gemm& a, int tile, int part, i
 #pragma unroll
       for (int c = 0; c < 4; c++) sums[((r * N + n) * 4 + c) * 32] = acc[r][n][c];
   __syncthreads();
-  const float* all = (float*)(memory + rw * KW * SIZE) + lane;
+  const float* all = (float*)memory + rw * KW * SIZE + lane;
   for (int v = kw; v < OUT * N * 4; v += KW) {
     int r = v / (N * 4), rest = v % (N * 4);
     float one = 0, two = 0;
 #pragma unroll
     for (int i = 0; i < KW; i++) {
-      const float* of = all + i * (SIZE / 4);
+      const float* of = all + i * SIZE;
       one += of[((GATE ? 2 * r : r) * N * 4 + rest) * 32];
       if (GATE) two += of[((2 * r + 1) * N * 4 + rest) * 32];
     }
@@ -217,26 +230,39 @@ __global__ void __launch_bounds__(KW * RW * 32, WARPS / (KW * RW)) stream_kernel
     stream_tile<GATE, NT, P, KW, RW, D>(a, tile, part, expert, memory);
 }
 
-// The second GEMM where all of K lies in shared memory: each of W warps takes two row blocks after two row blocks of a
-// tile's part, codes D K blocks ahead in registers. They are read before the launch in front of this one is done.
-template <int NT, int W, int D, typename PART>
-__device__ __forceinline__ void flat_tile(const Gemm& a, int tile, int part, int parts, char* memory) {
-  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, warp = threadIdx.x >> 5, blocks = (a.k + 127) / 128;
-  const int groups = a.n / 16, size = (groups + 2 * parts - 1) / (2 * parts) * 2, end = min((part + 1) * size, groups);
-  const uint32_t hidden = smem(memory);
-  const int start = a.tile_start[tile], length = a.tile_length[tile];
-  const uint32_t first = a.tile_expert[tile] * groups * blocks;
-  Words w[D][2];
-  int group = part * size + warp * 2, ahead = group, next = 0;
-  auto fetch = [&](Words (&to)[2]) {
-    if (ahead < end) {
-      uint32_t unit = first + ahead * blocks + next;
-      to[0] = words_of(a, unit), to[1] = words_of(a, ahead + 1 < groups ? unit + blocks : unit);
-      if (++next == blocks) next = 0, ahead += 2 * W;
+// The second GEMM where all of K lies in shared memory. Blocks stay: each takes an equal run of the sequence of all tiles'
+// pairs of row blocks, and each of its W warps pair after pair of the run's part in a tile.
+template <int W> struct Run {
+  int pairs, end;        // pairs of a tile; where the run ends in the sequence
+  int tile, pair, last;  // this warp's next pair of a tile, and where the run's part ends there
+  __device__ __forceinline__ void enter(int at) {
+    tile = at / pairs, last = min(pairs, end - tile * pairs), pair = at - tile * pairs + (threadIdx.x >> 5);
+  }
+  __device__ __forceinline__ void leave() { enter((tile + 1) * pairs); }
+  __device__ __forceinline__ bool done() const { return tile * pairs >= end; }
+};
+// Codes of a run, K block after K block of two row blocks at a time.
+template <int W> struct Codes {
+  Run<W> run;
+  int block, expert;
+  __device__ __forceinline__ void next(const Gemm& a, Words (&to)[2], int groups, int blocks) {
+    while (run.pair >= run.last) {
+      run.leave();
+      if (run.done()) return;
+      expert = a.tile_expert[run.tile];
     }
-  };
-#pragma unroll
-  for (int d = 0; d < D; d++) fetch(w[d]);
+    uint32_t unit = (expert * groups + run.pair * 2) * blocks + block;
+    to[0] = words_of(a, unit), to[1] = words_of(a, run.pair * 2 + 1 < groups ? unit + blocks : unit);
+    if (++block == blocks) block = 0, run.pair += W;
+  }
+};
+
+// A run's part in a tile of at most NT * 8 choices; `w` are the next two steps' codes.
+template <int NT, int W, typename PART>
+__device__ __forceinline__ void flat_part(
+    const Gemm& a, const Run<W>& run, Codes<W>& codes, Words (&w)[2][2], int groups, int blocks, uint32_t hidden) {
+  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  const int start = a.tile_start[run.tile], length = a.tile_length[run.tile];
   int row[NT][2];
   float weight[NT][2];
 #pragma unroll
@@ -248,7 +274,7 @@ __device__ __forceinline__ void flat_tile(const Gemm& a, int tile, int part, int
       weight[n][c] =
           choice < 0 ? 0 : RESCALE * a.weights[(choice / a.top_k) * a.weights_stride + choice % a.top_k];
     }
-  wait_for_launch();
+  __syncthreads();
   for (int i = threadIdx.x; i < NT * 128 * blocks; i += W * 32) {
     int chunk = i & 15, slot = i >> 4 & (NT * 8 - 1), block = i / (NT * 128), column = block * 128 + chunk * 8;
     uint4 v{};
@@ -257,41 +283,59 @@ __device__ __forceinline__ void flat_tile(const Gemm& a, int tile, int part, int
   }
   __syncthreads();
   float acc[2][NT][4] = {};
-  auto store = [&](int r) {
+  int pair = run.pair, block = 0;
+  bool odd = false;
+  auto step = [&](Words (&now)[2]) {
+    uint4 x[2][NT];
+    half_of_x<NT, 0>(x, hidden + block * (NT * 2048));
+    multiply<0, NT>(acc[0], now[0], x), multiply<0, NT>(acc[1], now[1], x);
+    half_of_x<NT, 1>(x, hidden + block * (NT * 2048));
+    multiply<1, NT>(acc[0], now[0], x), multiply<1, NT>(acc[1], now[1], x);
+    codes.next(a, now, groups, blocks);
+    odd = !odd;
+    if (++block < blocks) return;
 #pragma unroll
-    for (int n = 0; n < NT; n++)
+    for (int r = 0; r < 2; r++)
 #pragma unroll
-      for (int c = 0; c < 4; c++) {
-        if (row[n][c & 1] >= 0 && group + r < end)
-          put((PART*)a.out + row[n][c & 1] + (group + r) * 16 + (c >> 1) * 8, acc[r][n][c] * weight[n][c & 1]);
-        acc[r][n][c] = 0;
-      }
+      for (int n = 0; n < NT; n++)
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+          if (row[n][c & 1] >= 0 && pair * 2 + r < groups)
+            put((PART*)a.out + row[n][c & 1] + (pair * 2 + r) * 16 + (c >> 1) * 8, acc[r][n][c] * weight[n][c & 1]);
+          acc[r][n][c] = 0;
+        }
+    block = 0, pair += W;
   };
-  for (int block = 0; group < end;) {
+  while (pair < run.last) {
+    step(w[0]);
+    if (pair < run.last) step(w[1]);
+  }
+  if (!odd) return;
 #pragma unroll
-    for (int d = 0; d < D; d++) {
-      if (d && group >= end) break;
-      uint4 x[2][NT];
-      half_of_x<NT, 0>(x, hidden + block * (NT * 2048));
-      multiply<0, NT>(acc[0], w[d][0], x), multiply<0, NT>(acc[1], w[d][1], x);
-      half_of_x<NT, 1>(x, hidden + block * (NT * 2048));
-      multiply<1, NT>(acc[0], w[d][0], x), multiply<1, NT>(acc[1], w[d][1], x);
-      fetch(w[d]);
-      if (++block < blocks) continue;
-      store(0), store(1);
-      block = 0, group += 2 * W;
-    }
+  for (int r = 0; r < 2; r++) {
+    Words other = w[0][r];
+    w[0][r] = w[1][r], w[1][r] = other;
   }
 }
-template <int NT, int W, int D, typename PART>
-__global__ void __launch_bounds__(W * 32) flat_kernel(const __grid_constant__ Gemm a, int parts) {
+template <int NT, int W, int WARPS, typename PART>
+__global__ void __launch_bounds__(W * 32, WARPS / W) flat_kernel(const __grid_constant__ Gemm a) {
   SHARED_MEMORY(memory);
-  const int tile = blockIdx.x / parts, part = blockIdx.x % parts;
-  // The launch in front waited for the sort before it let this one begin.
-  if (tile >= *a.tiles) return;
-  if (NT > 1 && a.tile_length[tile] <= 8)
-    flat_tile<1, W, D, PART>(a, tile, part, parts, memory);
-  else
-    flat_tile<NT, W, D, PART>(a, tile, part, parts, memory);
+  // The launch in front waited for the sort before it let this one begin: the codes are known, hidden is not there yet.
+  const int groups = a.n / 16, blocks = (a.k + 127) / 128, pairs = (groups + 1) / 2;
+  const long all = (long)*a.tiles * pairs;
+  const int begin = (int)(all * blockIdx.x / gridDim.x), end = (int)(all * (blockIdx.x + 1) / gridDim.x);
+  Run<W> run{pairs, end};
+  Words w[2][2];
+  run.enter(begin);
+  Codes<W> codes{run, 0, begin < end ? a.tile_expert[run.tile] : 0};
+  if (begin < end) codes.next(a, w[0], groups, blocks), codes.next(a, w[1], groups, blocks);
+  wait_for_launch();
   launch_next();
+  if (begin == end) return;
+  for (; !run.done(); run.leave()) {
+    if (NT > 1 && a.tile_length[run.tile] <= 8)
+      flat_part<1, W, PART>(a, run, codes, w, groups, blocks, smem(memory));
+    else
+      flat_part<NT, W, PART>(a, run, codes, w, groups, blocks, smem(memory));
+  }
 }

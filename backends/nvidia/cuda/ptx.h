@@ -144,6 +144,9 @@ __device__ __forceinline__ void stores_read() { asm volatile("cp.async.bulk.wait
 __device__ __forceinline__ void stores_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 // Threads of a warpgroup meet.
 __device__ __forceinline__ void meet(int which) { asm volatile("bar.sync %0, 128;" ::"r"(which + 1) : "memory"); }
+template <int THREADS> __device__ __forceinline__ void meet(int which) {
+  asm volatile("bar.sync %0, %1;" ::"r"(which + 1), "n"(THREADS) : "memory");
+}
 // Keeps what touches these registers on its side.
 template <int N> __device__ __forceinline__ void hold(float (&d)[N]) {
 #pragma unroll
