@@ -2,8 +2,9 @@
 
     python ci/support_table.py --write | --check
 
-A report lies in `ci/reports/<vendor>/<arch>/`, as the package that `k3hal conform run` wrote or in a folder below. It
-must be of a clean tree and of every sample. With `--check`, a table or levels that are not those of the reports fail;
+A report lies in `ci/reports/<vendor>/<arch>/`, or with a word of the device's name for the arch (`h200` of an NVIDIA
+H200), as the package that `k3hal conform run` wrote or in a folder below. It must be of a clean tree and of every
+sample. With `--check`, a table or levels that are not those of the reports fail;
 a provider whose sources have changed since its report is named, and does not.
 """
 
@@ -45,7 +46,8 @@ def read_reports(folder: Path) -> list[Report]:
     for path in sorted(folder.rglob(REPORT)):
         content, place = read_report(path.parent), path.parent.relative_to(folder)
         device = content["device"]
-        if place.parts[:2] != (device["vendor"], device["arch"]):
+        machine = {device["arch"], *device["title"].lower().split()}
+        if place.parts[:1] != (device["vendor"],) or not machine & set(place.parts[1:2]):
             raise InputError(f"{path}: is of {device['vendor']}/{device['arch']}", hint="move it to that folder")
         dirty = any(one["dirty"] for one in [content["statement"], *content["packages"]])
         if dirty or not content["statement"]["commit"]:

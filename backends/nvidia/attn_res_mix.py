@@ -15,9 +15,6 @@ from k3hal.dispatch.call import Answer, Call, No, Yes
 from k3hal.dispatch.errors import UnsupportedError
 
 DIM, SPREAD, SLOTS, FEW_ROWS = 7168, 4, 15, 48
-PRIORITY = 35
-"""Below Triton's until the stream of rows has given equal bits in many runs: without the fence that it has now, one row
-in two hundred thousand differed between runs on an H200."""
 MOST_BLOCKS, WIDE_BLOCKS = 8, 15
 """Stored blocks that threads of two sizes can hold."""
 
@@ -102,6 +99,5 @@ attn_res_mix = provides(
     needs=Needs(dtypes=("bfloat16",)),
     supports=_supports,
     graph_safe=True,
-    priority=PRIORITY,
     tactics={"stream": _up_to(0), "spread": _up_to(1 << 20)},
 )(_up_to(FEW_ROWS))

@@ -5,7 +5,10 @@ Its products with fp4 weights take activations in fp8, which no operator here al
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
+from packaging.specifiers import SpecifierSet
 from torch import Tensor
 
 from k3hal.backends.nvidia._library import PRIORITY, Function, unless, usable
@@ -13,7 +16,10 @@ from k3hal.backends.nvidia._rows import Grouped
 from k3hal.dispatch import Answer, Call, Needs, provides
 from k3hal.dispatch.ops._experts import gated
 
-NEEDS = Needs(packages={"sgl-deep-gemm": ">=0.1.7,<0.3"}, dtypes=("bfloat16",), arch=("sm_90", "sm_100", "sm_103"))
+NEEDS = Needs(packages={"sgl-deep-gemm": ">=0.1.4,<0.2"}, dtypes=("bfloat16",), arch=("sm_90", "sm_100", "sm_103"))
+# One wheel serves every Python but only the torch it was built for: with another it misreads a tensor's sizes (0.1.7
+# on torch 2.11 takes a matrix for something of neither two nor three dimensions). The pairs are those SGLang pins.
+BUILT_FOR = {">=0.1.4,<0.1.6": "2.11", ">=0.1.7": "2.13"}
 ALIGNMENT = Function("deep_gemm", "get_mk_alignment_for_contiguous_layout", (), "sgl-deep-gemm 0.1.7")
 PRODUCT = Function(
     "deep_gemm",
@@ -27,10 +33,23 @@ PRODUCT = Function(
 _MULTIPLE = 64
 
 
+def _torch(packages: Mapping[str, str]) -> str | None:
+    """Why the library does not go with the torch beside it; None where it does, or where either is not there."""
+    own, torch_version = packages.get("sgl-deep-gemm"), packages.get("torch")
+    if own is None or torch_version is None:
+        return None
+    release = ".".join(torch_version.split(".")[:2])
+    built = next((wanted for range_, wanted in BUILT_FOR.items() if SpecifierSet(range_).contains(own)), None)
+    if built is None:
+        return f"sgl-deep-gemm {own} is built for no torch known here"
+    return unless(release == built, f"sgl-deep-gemm {own} is built for torch {built}, this is {release}")
+
+
 def _supports(call: Call) -> Answer:
     sizes = {name: int(call.dims.get(name) or _MULTIPLE) for name in ("hidden", "intermediate")}
     odd = [f"needs {name} a multiple of {_MULTIPLE}, this is {n}" for name, n in sizes.items() if n % _MULTIPLE]
-    return usable(call, (ALIGNMENT, PRODUCT), *odd, unless(call.dims.get("activation") != "none", "no activation"))
+    activation = unless(call.dims.get("activation") != "none", "no activation")
+    return usable(call, (ALIGNMENT, PRODUCT), *odd, activation, _torch(call.device.packages))
 
 
 # It compiles for a shape when it first meets it.

@@ -43,7 +43,9 @@ def moe_experts_mxfp4(
     beta: float,
     linear_beta: float,
 ) -> Tensor:
-    """See the operator. The activation is rounded to bfloat16 between the GEMMs, and so is every choice's output
-    before the sum where there are many."""
+    """See the operator. Two things are rounded to bfloat16 that the operator keeps in fp32: the activation between the
+    GEMMs, always, and each choice's weighted output before the fp32 sum, where there are more choices than `Limits`
+    streams in fp32 (`Limits.half`) or experts have more than `Limits.few` of them. Products, weights and sums are exact
+    or fp32."""
     betas = (beta, linear_beta) if activation == "situ" else (0.0, 0.0)
     return sum_of_experts(x, ids, weights, w13, w13_scale, w2, w2_scale, betas, Limits())

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from packaging.version import Version
 from torch import Tensor
 
 from k3hal.backends.triton._triton import NEEDS, cache_supported, kernels
 from k3hal.dispatch import provides
 from k3hal.dispatch.call import Call
+from k3hal.dispatch.packages import INSTALLED
 
 # rows of a tile, warps, stages, least rows of a chunk, most chunks of a sequence, programs a processor, a block's heads
 Shape = tuple[int, int, int, int, int, int, int]
@@ -24,13 +26,19 @@ OTHER_TILINGS: Mapping[str, Shape] = {
 """For devices of 160 KiB of shared memory a program or more; others have one tiling that fits."""
 
 
+def upright_fits(arch: str, triton: str) -> bool:
+    """Triton before 3.9 gives `UPRIGHT` 345 KiB of shared memory on sm_100 and sm_103, which have 227."""
+    return not arch.startswith("sm_10") or Version(triton) >= Version("3.9")
+
+
 def _default(q: Tensor, kv_cache: Tensor) -> Shape:
-    from k3hal.backends.triton.kernels.programs import shared_memory
+    from k3hal.backends.triton.kernels.programs import arch, shared_memory
 
     heads = 16 if q.shape[1] <= 16 else 32
     if q.element_size() == 4:  # No matrix unit multiplies fp32 exactly.
         return (16, 8, 1, 512, 256, 2, heads)
-    if q.shape[1] > heads and kv_cache.dtype is q.dtype and shared_memory(q.device) >= UPRIGHT_SHARED:
+    fits = shared_memory(q.device) >= UPRIGHT_SHARED and upright_fits(arch(q.device), INSTALLED["triton"])
+    if q.shape[1] > heads and kv_cache.dtype is q.dtype and fits:
         return UPRIGHT
     stages = 3 if shared_memory(q.device) > 112 << 10 else 1
     return (32, 4 if heads == 16 else 8, stages, 512, 256, 2, heads)
@@ -59,6 +67,8 @@ def _tactics(call: Call) -> Mapping[str, Callable[..., Tensor]]:
     if call.dtype == "float32" or call.device.arch == "gfx942":
         return {}
     tactics = {name: _tiled(shape) for name, shape in OTHER_TILINGS.items()}
+    if not upright_fits(call.device.arch, call.device.packages["triton"]):
+        del tactics["upright"]
     if call.dims.get("kv_dtype", call.dtype) == "float8_e4m3fn":
         tactics |= {"loaded_once": _tiled(twice=False), "loaded_twice": _tiled(twice=True)}
     return tactics

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from k3hal.dispatch.operator import Cost, Operator, Sample
+from k3hal.dispatch.ops._conv_ties import off_ties
 from k3hal.dispatch.ops._kda import (
     PREFILL_BENCH,
     PREFILL_CASES,
@@ -113,14 +115,15 @@ def _cost(qkv: Tensor, raw_gate: Tensor, state: Tensor, conv_state: Tensor, slot
 
 
 def _make(gen: Generator, case: KdaCase, dtype: str) -> dict[str, Any]:
-    return {
+    args = {
         **projection_inputs(gen, case, dtype),
         **weight_inputs(gen, case),
         **cache_inputs(gen, case, dtype),
         **sequence_inputs(case),
-        "lower_bound": case.lower_bound,
-        "eps": case.eps,
     }
+    if dtype == "bfloat16":
+        off_ties(**{name: args[name] for name in signature(off_ties).parameters})
+    return {**args, "lower_bound": case.lower_bound, "eps": case.eps}
 
 
 def _samples() -> Iterator[Sample]:

@@ -125,6 +125,8 @@ def _summary(report: dict[str, Any], out: Path, code: int) -> dict[str, Any]:
 
 
 def _print(report: dict[str, Any], out: Path) -> None:
+    from k3hal.conform.statement import run_name
+
     backend, missing = report["selection"]["backend"], 0
     for one in report["providers"]:
         passed, of = (sum(row[key] for row in one["levels"]) for key in ("passed", "of"))
@@ -143,7 +145,7 @@ def _print(report: dict[str, Any], out: Path) -> None:
             kind = "" if check["kind"] == "sample" else f" [{check['kind'].partition(':')[2]}]"
             typer.echo(f"{check['status']}: {check['provider']}, {check['case']}{kind}: {'; '.join(why)}")
     for one in report["end_to_end"]:
-        typer.echo(f"end to end, {one['preset']} {one['dtype']}: {one['status']} {one['problem']}".rstrip())
+        typer.echo(f"end to end, {run_name(one)}: {one['status']} {one['problem']}".rstrip())
     for waiver in report["waivers"]:
         if waiver["problem"]:
             typer.echo(f"waiver {waiver['id']} of {waiver['op']}: {waiver['problem']}")

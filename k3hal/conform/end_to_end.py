@@ -9,7 +9,7 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 from k3hal.conform.processes import Processes
+from k3hal.conform.variants import DEFAULT, variants
 from k3hal.debug.drive import Driver
+from k3hal.dispatch.assemble import build_selector
 from k3hal.dispatch.errors import DispatchError
 from k3hal.dispatch.plan import DispatchPlan
 from k3hal.dispatch.plan_file import plan_json
@@ -29,6 +31,8 @@ from k3hal.model.write import write_preset
 NOT_COMPUTED = ("copy_pages", "sample")
 """Operators of a plan that the logits of one given sequence do not depend on: the check proves nothing of them."""
 END_TO_END_TIMEOUT = 600.0
+Note = Callable[[str, str], None]
+"""Told of a dtype and a variant before they run."""
 TOKENS, DECODES = 136, 8
 """Of the one sequence: more than two chunks of KDA and one page of MLA; the last ones are decoded one by one."""
 
@@ -51,13 +55,14 @@ CAPS = {"float32": Caps(1.0, 1e-6, 1e-5, 1e-3), "bfloat16": Caps(0.9, 2e-3, 0.05
 
 @dataclass(frozen=True, slots=True)
 class EndToEnd:
-    """One preset in one dtype. `ran` are the (operator, provider) pairs that its logits come from; `plan` is the plan's
-    JSON."""
+    """One preset in one dtype, by the plan in force or a variant of it. `ran` are the (operator, provider) pairs that
+    its logits come from; `plan` is the plan's JSON."""
 
     preset: str
     dtype: str
     status: str
     problem: str = ""
+    variant: str = DEFAULT
     top1: float | None = None
     kl_mean: float | None = None
     kl_max: float | None = None
@@ -85,16 +90,36 @@ def compare_logits(logits: Tensor, good: Tensor, caps: Caps) -> dict[str, Any]:
     return {**numbers, "status": "Fail" if bad else "Pass", "problem": "; ".join(bad)}
 
 
-def run_end_to_end(preset: str, folder: Path, dtype: str, device: str, ops: str | None) -> EndToEnd:
-    """Load the checkpoint twice, on the device with the providers in force and on the CPU with references."""
+def run_end_to_end(
+    preset: str, folder: Path, dtype: str, device: str, ops: str | None, note: Note, *, varied: bool
+) -> Iterator[EndToEnd]:
+    """The checkpoint on the device with the providers in force, and with `varied` in all other `variants`, each against
+    the same on the CPU with references. `note` is told of each variant before it runs."""
+    note(dtype, DEFAULT)
+    good, _ = _logits(folder, "cpu", dtype, "*=reference")
+    first = _against(good, preset, folder, dtype, device, ops, DEFAULT)
+    yield first.result
+    if varied and first.plan:
+        for name, words in list(variants(first.plan, build_selector(ops, "warn"))):
+            note(dtype, name)
+            yield _against(good, preset, folder, dtype, device, words, name).result
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    result: EndToEnd
+    plan: DispatchPlan | None = None
+
+
+def _against(good: Tensor, preset: str, folder: Path, dtype: str, device: str, ops: str | None, variant: str) -> _Run:
     try:
         logits, plan = _logits(folder, device, dtype, ops)
     except DispatchError as error:
-        return EndToEnd(preset, dtype, "NotSupported", str(error))
-    good, _ = _logits(folder, "cpu", dtype, "*=reference")
+        return _Run(EndToEnd(preset, dtype, "NotSupported", str(error), variant))
     entries = [entry for entry in plan.entries if entry.request.op not in NOT_COMPUTED]
     ran = tuple(sorted({pair for entry in entries for pair in pairs_of(entry.decision)}))
-    return EndToEnd(preset, dtype, **compare_logits(logits, good, CAPS[dtype]), ran=ran, plan=plan_json(plan))
+    numbers = compare_logits(logits, good, CAPS[dtype])
+    return _Run(EndToEnd(preset, dtype, variant=variant, **numbers, ran=ran, plan=plan_json(plan)), plan)
 
 
 def pairs_of(decision: Decision) -> Iterator[tuple[str, str]]:
@@ -116,7 +141,7 @@ def _logits(folder: Path, device: str, dtype: str, ops: str | None) -> tuple[Ten
 
 
 def end_to_end_isolated(
-    preset: str, device: str, ops: str | None, threads: int, processes: Processes, *, timeout: float
+    preset: str, device: str, ops: str | None, threads: int, processes: Processes, *, timeout: float, varied: bool
 ) -> list[EndToEnd]:
     """`run_end_to_end` of a preset built from seed 0, in a process of its own: a crash or a hang is the result.
 
@@ -125,7 +150,7 @@ def end_to_end_isolated(
     with tempfile.TemporaryDirectory(prefix="k3hal-conform-") as folder:
         result = Path(folder) / "result.json"
         command = [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m", __name__, str(result)]
-        job = json.dumps({"preset": preset, "device": device, "ops": ops, "threads": threads})
+        job = json.dumps({"preset": preset, "device": device, "ops": ops, "threads": threads, "varied": varied})
         status, problem = "Crash", ""
         try:
             code, errors = processes.run(command, job, timeout)
@@ -135,19 +160,35 @@ def end_to_end_isolated(
         if not result.exists():
             return [EndToEnd(preset, dtype, status, problem) for dtype in CAPS]
         made = json.loads(result.read_text("utf-8"))
-        return [EndToEnd(**one | {"ran": tuple((op, name) for op, name in one["ran"])}) for one in made]
+        done = [EndToEnd(**one | {"ran": tuple((op, name) for op, name in one["ran"])}) for one in made["done"]]
+        left = [EndToEnd(preset, dtype, status, problem, variant) for dtype, variant in made["left"]]
+        return done + left
 
 
 def main(job: dict[str, Any], result: Path) -> None:
-    """Make the preset's checkpoint from its seed and check it; the outcome goes to a file, whole or not at all."""
+    """Make the preset's checkpoint from its seed and check it. What is done and what is not goes to a file, always
+    whole: who reads it after a crash knows in what variant it was."""
     torch.set_num_threads(job["threads"])
+    done: list[dict[str, Any]] = []
+
+    def write(*left: tuple[str, str]) -> None:
+        partial = result.with_suffix(".partial")
+        partial.write_text(json.dumps({"done": done, "left": left}), "utf-8")
+        os.replace(partial, result)
+
     with tempfile.TemporaryDirectory(dir=result.parent) as folder:
         model = Path(folder) / job["preset"]
         write_preset(job["preset"], model, seed=0)
-        done = [run_end_to_end(job["preset"], model, dtype, job["device"], job["ops"]) for dtype in CAPS]
-    partial = result.with_suffix(".partial")
-    partial.write_text(json.dumps([dataclasses.asdict(one) for one in done]), "utf-8")
-    os.replace(partial, result)
+        for number, dtype in enumerate(CAPS):
+            later = [(other, DEFAULT) for other in list(CAPS)[number + 1 :]]
+
+            def note(dtype: str, variant: str, later: list[tuple[str, str]] = later) -> None:
+                write((dtype, variant), *later)
+
+            how = (job["preset"], model, dtype, job["device"], job["ops"])
+            for one in run_end_to_end(*how, note, varied=job["varied"]):
+                done.append(dataclasses.asdict(one))  # noqa: PERF401 - `write` reads it in between
+    write()
 
 
 if __name__ == "__main__":

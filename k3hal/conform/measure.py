@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,8 +17,8 @@ from typing import Any
 from k3hal.conform.result import SAMPLE
 from k3hal.conform.selection import Selection, registry_with
 from k3hal.conform.suite import Check
-from k3hal.debug.bench import bench_cases
-from k3hal.debug.ceilings import measure_ceilings
+from k3hal.debug.bench import CaseBench
+from k3hal.debug.ceilings import Ceilings, measure_ceilings
 from k3hal.dispatch.probe import probe
 from k3hal.errors import UnsupportedError
 
@@ -38,16 +40,17 @@ def measured_checks(checks: Sequence[Check]) -> list[Check]:
 
 
 def measure_isolated(
-    selection: Selection, providers: Mapping[str, Sequence[str]], plugins: Sequence[str]
+    selection: Selection, providers: Mapping[str, Sequence[str]], plugins: Sequence[str], limit: float = math.inf
 ) -> list[dict[str, Any]]:
-    """Timings of every provider of every operator named, the reference beside them on a CPU, in a child process.
+    """Timings of every provider of every operator named, in a child process. The reference stands beside them on a CPU,
+    and beside one that is alone. After `limit` seconds no more cases are begun.
 
     Raises `UnsupportedError` when the process dies: what was judged right before has then no figures to go with it.
     """
     with tempfile.TemporaryDirectory(prefix="k3hal-conform-") as folder:
         result = Path(folder) / "timings.json"
         command = [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m", __name__, str(result)]
-        job = {"selection": asdict(selection), "providers": providers, "plugins": list(plugins)}
+        job = {"selection": asdict(selection), "providers": providers, "plugins": list(plugins), "limit": limit}
         done = subprocess.run(
             command, input=json.dumps(job), capture_output=True, text=True, timeout=TIMEOUT, check=False
         )
@@ -61,14 +64,20 @@ def main(job: Mapping[str, Any], result: Path) -> None:
     """Measure, and write the timings whole or not at all."""
     registry_with(job["plugins"])
     selection = Selection(**job["selection"])
-    device, ceilings, out = probe(selection.device), {}, []
+    device, out, begun = probe(selection.device), [], time.monotonic()
+    ceilings: dict[str, Ceilings] = {}
     for op, names in job["providers"].items():
-        names = [*names, "reference"] if device.vendor == "cpu" else names
         for check in measured_checks(selection.checks(op)):
+            if time.monotonic() - begun > job["limit"]:
+                break
             case = check.case()
             if case.dtype not in ceilings:
                 ceilings[case.dtype] = measure_ceilings(device, case.dtype)
-            for timing in bench_cases([case], names, device, ceilings, BUDGET):
+            bench = CaseBench(case, device, BUDGET)
+            timings = [bench.timing(name, ceilings[case.dtype]) for name in names]
+            if device.vendor == "cpu" or sum(timing.seconds is not None for timing in timings) == 1:
+                timings.append(bench.timing("reference", ceilings[case.dtype]))
+            for timing in timings:
                 row = {"dtype": case.dtype, "flops": timing.flops, "bytes": timing.bytes, "spread": timing.spread}
                 who = {"op": op, "provider": timing.verdict.provider, "case": case.id}
                 out.append({**who, **row, "seconds": timing.seconds, "roofline": timing.roofline})

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -108,14 +109,39 @@ class Child:
         self._errors.close()
 
 
+class Deaths:
+    """How each provider of an operator has ended its processes, whichever lane it was in."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], list[ResultStatus]] = {}
+        self._lock = threading.Lock()
+
+    def add(self, op: str, provider: str, status: ResultStatus) -> None:
+        with self._lock:
+            self._known.setdefault((op, provider), []).append(status)
+
+    def last_of_many(self, op: str, provider: str) -> ResultStatus | None:
+        """How the provider's last process ended, once there are `MOST_DEATHS`."""
+        with self._lock:
+            known = self._known.get((op, provider), [])
+            return known[-1] if len(known) >= MOST_DEATHS else None
+
+
 class Lane:
     """One process at a time, and the tasks given to it one after another. Close it when done.
 
-    What is not judged by `until` (of the monotonic clock) counts as a timeout.
+    What is not judged by `until` (of the monotonic clock) counts as a timeout. Lanes of one run share `processes` and
+    `deaths`.
     """
 
-    def __init__(self, limits: Limits, until: float = math.inf, processes: Processes | None = None) -> None:
-        self._processes = processes or Processes()
+    def __init__(
+        self,
+        limits: Limits,
+        until: float = math.inf,
+        processes: Processes | None = None,
+        deaths: Deaths | None = None,
+    ) -> None:
+        self._processes, self._deaths = processes or Processes(), deaths or Deaths()
         self._limits, self._until, self._child, self._fresh = limits, until, None, True
 
     def __enter__(self) -> Lane:
@@ -129,8 +155,9 @@ class Lane:
 
         Raises `BackendError` when the operator's own samples or reference fail, `Stopped` when the run was.
         """
-        progress = _Progress(task, note)
+        progress = _Progress(task, note, self._deaths)
         while True:
+            progress.give_up_the_deadly()
             if time.monotonic() >= self._until:
                 self._drop()
                 progress.give_up("not judged: the time of the whole run was over")
@@ -179,16 +206,15 @@ class Lane:
 class _Progress:
     """What is known of a task so far."""
 
-    def __init__(self, task: Task, note: Note) -> None:
-        self.task, self._note = task, note
+    def __init__(self, task: Task, note: Note, deaths: Deaths) -> None:
+        self.task, self._note, self._deaths = task, note, deaths
         self.results: list[CheckResult] = []
         self.skipped: dict[str, list[str]] = {one.provider: [] for one in task.candidates}
         self._done: dict[str, list[str]] = {one.provider: [] for one in task.candidates}
-        self._deaths: dict[str, int] = {}
         self._now: tuple[str, str] | None = None
         self._shrinking = False
         self._key = ""
-        self._checks = {check.key: check for check in task.selection.checks(task.op)}
+        self._checks = {check.key: check for check in task.checks()}
 
     @property
     def at_rest(self) -> bool:
@@ -231,11 +257,15 @@ class _Progress:
             raise BackendError(f"conformance of {self.task.op} cannot be judged: {how}, while preparing {self._key}")
         provider, key = self._now
         self._record(provider, self._checks[key], status, how, keep=True)
-        self._deaths[provider] = self._deaths.get(provider, 0) + 1
-        if self._deaths[provider] == MOST_DEATHS:
-            why = f"not tried: the provider crashed or hung {MOST_DEATHS} times before"
-            for check in list(self._remaining(provider)):
-                self._record(provider, check, status, why, keep=False)
+        self._deaths.add(self.task.op, provider, status)
+
+    def give_up_the_deadly(self) -> None:
+        """No more checks of a provider that has ended too many processes."""
+        why = f"not tried: the provider crashed or hung {MOST_DEATHS} times before"
+        for provider in self._done:
+            if status := self._deaths.last_of_many(self.task.op, provider):
+                for check in list(self._remaining(provider)):
+                    self._record(provider, check, status, why, keep=False)
 
     def _pass_over(self, case_id: str, status: ResultStatus, how: str) -> None:
         """A case whose golden this machine cannot make proves nothing for anyone; the others are still judged."""

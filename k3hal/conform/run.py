@@ -24,12 +24,14 @@ from k3hal.conform.must_pass import must_pass
 from k3hal.conform.package import CASES, PLAN, SCHEMA, new_package, refuse_what_is_no_package, write_report
 from k3hal.conform.plans import example_plan
 from k3hal.conform.policy import policy_classes, policy_hash
-from k3hal.conform.pool import Lane, Limits, Outcome
+from k3hal.conform.pool import Deaths, Lane, Limits, Outcome
 from k3hal.conform.processes import Processes
 from k3hal.conform.result import RESULT_STATUSES, CheckResult
 from k3hal.conform.selection import EVERYTHING, Candidate, Selection, candidates, registry_with
+from k3hal.conform.slices import joined, slices
 from k3hal.conform.source_state import source_root
 from k3hal.conform.sources import source_hash
+from k3hal.conform.variants import DEFAULT
 from k3hal.conform.vendor_packages import vendor_packages
 from k3hal.conform.waivers import apply_waivers, read_waivers
 from k3hal.conform.worker import Task
@@ -78,7 +80,7 @@ def run(selection: Selection, out: Path, how: How, note: Note) -> dict[str, Any]
         results = [result for op in ops for result in outcomes[op].results]
         whole = not selection.quick and selection.backend is None
         results, waived = apply_waivers(results, waivers, ops, _today(), whole)
-        measured = _measured(selection, found, how)
+        measured = _measured(selection, found, how, begun + how.limit - time.perf_counter())
         report = {
             "schema": SCHEMA,
             "statement": said.to_json(),
@@ -116,17 +118,18 @@ def _run_all(
 ) -> tuple[dict[str, Outcome], list[EndToEnd]]:
     """The outcome of every operator, from lanes that take one operator after another, and the end-to-end checks."""
     cpus = len(os.sched_getaffinity(0))
-    # A worker on an accelerator has its own context there, and cores for goldens in fp64: few workers, with many each.
-    jobs = how.jobs or (min(max(cpus // 4, 1), 4) if selection.large else min(cpus, 8))
+    # A worker on an accelerator has its own context there, and cores for goldens in fp64: two cores to a worker.
+    jobs = how.jobs or min(max(cpus // 2, 1) if selection.large else cpus, 8)
     threads, until = max(1, cpus // jobs), time.monotonic() + how.limit
     tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
-    total, outcomes = 0, dict.fromkeys(found, Outcome([], {}))
+    total, parts = 0, dict[str, list[Outcome]]()
     for op in sorted(found, key=lambda op: -_weight(selection, op)):
-        mine = tuple(one for one in found[op] if one.available)
+        mine, parts[op] = tuple(one for one in found[op] if one.available), []
         total += len(mine) * len(selection.checks(op))
-        if mine:
-            tasks.put(Task(op, selection, mine, str(folder), plugins=how.plugins, threads=threads))
-    done, lock, processes = 0, threading.Lock(), Processes()
+        whole = Task(op, selection, mine, str(folder), plugins=how.plugins, threads=threads)
+        for task in slices(whole) if mine else ():
+            tasks.put(task)
+    done, lock, processes, deaths = 0, threading.Lock(), Processes(), Deaths()
 
     def advance(op: str, more: int) -> None:
         nonlocal done
@@ -135,13 +138,13 @@ def _run_all(
             note(done, total, op)
 
     def lane() -> None:
-        with Lane(how.limits, until, processes) as mine:
+        with Lane(how.limits, until, processes, deaths) as mine:
             while True:
                 try:
                     task = tasks.get_nowait()
                 except queue.Empty:
                     return
-                outcomes[task.op] = mine.run(task, partial(advance, task.op))
+                parts[task.op].append(mine.run(task, partial(advance, task.op)))
 
     with ThreadPoolExecutor(jobs) as pool:
         try:
@@ -149,6 +152,7 @@ def _run_all(
             ends = [pool.submit(model, preset) for preset in _presets(selection, how)]
             for future in [pool.submit(lane) for _ in range(jobs)]:
                 future.result()
+            outcomes = {op: joined(parts[op], selection.checks(op), found[op]) for op in found}
             return outcomes, [one for future in ends for one in future.result()]
         except BaseException:  # Ctrl-C too: whatever ends the run ends its processes, which may hang
             pool.shutdown(wait=False, cancel_futures=True)
@@ -173,15 +177,18 @@ def _end_to_end(selection: Selection, threads: int, until: float, processes: Pro
     ops = f"*={selection.backend}" if selection.backend else None
     left = max(until - time.monotonic(), 0.0)
     timeout = min(left, END_TO_END_TIMEOUT)
-    return end_to_end_isolated(preset, selection.device, ops, threads, processes, timeout=timeout)
+    varied = not selection.quick and not selection.backend
+    return end_to_end_isolated(preset, selection.device, ops, threads, processes, timeout=timeout, varied=varied)
 
 
-def _measured(selection: Selection, found: Mapping[str, list[Candidate]], how: How) -> list[dict[str, Any]]:
-    """With `bench`, timings of every available provider."""
+def _measured(
+    selection: Selection, found: Mapping[str, list[Candidate]], how: How, left: float
+) -> list[dict[str, Any]]:
+    """With `bench`, timings of every available provider, as many as `left` seconds allow."""
     if not how.bench:
         return []
     names = {op: [one.provider for one in rows if one.available] for op, rows in found.items()}
-    return measure_isolated(selection, {op: ids for op, ids in names.items() if ids}, how.plugins)
+    return measure_isolated(selection, {op: ids for op, ids in names.items() if ids}, how.plugins, left)
 
 
 def _providers(
@@ -239,7 +246,8 @@ def _refusals(selection: Selection, op: str, one: Candidate) -> list[dict[str, A
 
 
 def _plan_name(one: EndToEnd) -> str:
-    return f"plan-{one.preset}-{one.dtype}.json"
+    variant = "" if one.variant == DEFAULT else "-" + one.variant.replace(" ", "-")
+    return f"plan-{one.preset}-{one.dtype}{variant}.json"
 
 
 def _end_json(one: EndToEnd) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from k3hal.conform.variants import DEFAULT
+
 
 def statement_text(report: Mapping[str, Any]) -> str:
     """`statement.md` of a report: the same text for the same report, so that `verify` can tell an edited one."""
@@ -53,10 +55,16 @@ def _result(report: Mapping[str, Any]) -> Iterator[str]:
             numbers = f": top-1 agreement {one['top1']:.3g}, KL {one['kl_mean']:.2g} mean and {one['kl_max']:.2g} most"
             numbers += f", rms {one['rms']:.2g}"
         why = f" ({one['problem']})" if one["problem"] else ""
-        yield f"End to end, {one['preset']} in {one['dtype']}: {one['status']}{numbers}{why}."
+        yield f"End to end, {run_name(one)}: {one['status']}{numbers}{why}."
     for waiver in report["waivers"]:
         state = waiver["problem"] or ("in use" if waiver["used"] else "not used in this run")
         yield f"Waiver {waiver['id']} of {waiver['op']}, until {waiver['expires']}, {waiver['issue']}: {state}."
+
+
+def run_name(one: Mapping[str, Any]) -> str:
+    """What ran, of an end-to-end result; packages from before there were variants have only the default one."""
+    variant = one.get("variant", DEFAULT)
+    return f"{one['preset']} in {one['dtype']}" + ("" if variant == DEFAULT else f" ({variant})")
 
 
 def _table(report: Mapping[str, Any]) -> Iterator[str]:

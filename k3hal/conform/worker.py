@@ -31,19 +31,26 @@ from k3hal.dispatch.select import COMPOSED
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One operator's checks with its candidates. `done` holds, by provider, the keys of checks not to run again.
+    """One operator's checks with its candidates, or only those of some `cases` (by id; none named: all).
 
-    `folder` is where cases of failures go, at most `most_cases` of a provider.
+    `done` holds, by provider, the keys of checks not to run again. `folder` is where cases of failures go, at most
+    `most_cases` of a provider.
     """
 
     op: str
     selection: Selection
     candidates: tuple[Candidate, ...]
     folder: str
+    cases: tuple[str, ...] = ()
     done: Mapping[str, list[str]] = field(default_factory=dict)
     plugins: tuple[str, ...] = ()
     threads: int = 1
     most_cases: int = 4
+
+    def checks(self) -> list[Check]:
+        """What is to be done, the checks of one case together."""
+        checks = self.selection.checks(self.op)
+        return [check for check in checks if check.case_id in self.cases] if self.cases else checks
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -53,6 +60,7 @@ class Task:
         made = {
             "selection": Selection(**data["selection"]),
             "candidates": tuple(Candidate(**one) for one in data["candidates"]),
+            "cases": tuple(data["cases"]),
             "plugins": tuple(data["plugins"]),
         }
         return cls(**{**data, **made})
@@ -74,7 +82,7 @@ class Judge:
 
     def run(self) -> None:
         """Every check with every candidate that has not been done, until the device is spent."""
-        for check in self._task.selection.checks(self._task.op):
+        for check in self._task.checks():
             todo = [c for c in self._task.candidates if check.key not in self._task.done.get(c.provider, ())]
             if not todo:
                 continue

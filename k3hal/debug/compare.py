@@ -102,7 +102,8 @@ def compare_invariants(
         for provider in providers:
             for name in promised if "all" in names else names:
                 if name not in (*promised, "replay"):
-                    raise UsageError(f"{case.op} does not promise {name!r}", hint=f"it does {', '.join(promised)}")
+                    hint = f"it does {', '.join(promised) or 'none'}"
+                    raise UsageError(f"{case.op} does not promise {name!r}", hint=hint)
                 try:
                     verdict = check_invariant(name, case, find_target(case, provider, how.device))
                 except DispatchError as error:

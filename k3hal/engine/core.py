@@ -63,6 +63,7 @@ class EngineCore:
             defaults=self.defaults,
         )
         self.scheduler.check_fits(created)
+        self.scheduler.name(created)
         return created
 
     def add(self, request: EngineRequest) -> None:

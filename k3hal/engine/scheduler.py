@@ -16,6 +16,9 @@ from k3hal.errors import QueueFullError, RequestError
 
 _rank = attrgetter("rank")
 
+_MOST_DEFERRED = 32
+"""Requests that may be passed over in a step: each costs a look."""
+
 _LOOK_AHEAD = 8
 """Waiting requests for which a prompt that starts is asked to stop where they part from it."""
 
@@ -64,6 +67,13 @@ class Scheduler:
                 hint="lower max_tokens or raise --memory-budget",
                 param="max_tokens",
             )
+
+    def name(self, request: Request) -> UnitKeys:
+        """The names of a request's prefixes, computed now if they are not yet. Before `add`, from any thread."""
+        if request.keys is None:
+            request.keys = self.cache.keys(request.context)
+            request.keys.chain(request.token_ids)
+        return request.keys
 
     def add(self, request: Request) -> None:
         """Queue a request that fits, after those of its rank."""
@@ -141,14 +151,14 @@ class Scheduler:
     def _admit(self, budget: int, chunks: list[tuple[Request, int]]) -> None:
         """Admit from the queue while budget, rows and memory last. The first that does not fit holds up the rest.
 
-        One whose prefix a running prompt is about to leave waits for it and holds up nobody. One page per running
-        sequence stays free, so that an admission does not preempt somebody at once.
+        One whose prefix a running prompt is about to leave waits for it and holds up nobody, unless very many do. One
+        page per running sequence stays free, so that an admission does not preempt somebody at once.
         """
         index = 0
-        while index < len(self.waiting) and budget and self._free_rows:
+        while index < min(len(self.waiting), _MOST_DEFERRED) and budget and self._free_rows:
             request = self.waiting[index]
             row = self._free_rows[-1]
-            keys = self._keys(request)
+            keys = self.name(request)
             if self.cache.defer(request.token_ids, keys):
                 index += 1
                 continue
@@ -161,13 +171,8 @@ class Scheduler:
             self._free_rows.pop()
             self._start(request, row, cached)
             for other in self.waiting[index : index + _LOOK_AHEAD]:
-                self.cache.expect(row, other.token_ids, self._keys(other))
+                self.cache.expect(row, other.token_ids, self.name(other))
             budget -= self._add_chunk(request, budget, chunks)
-
-    def _keys(self, request: Request) -> UnitKeys:
-        if request.keys is None:
-            request.keys = self.cache.keys(request.context)
-        return request.keys
 
     def _add_chunk(self, request: Request, budget: int, chunks: list[tuple[Request, int]]) -> int:
         """Plan the request's next chunk, of at most `budget` tokens and no farther than the cache wants; its length."""

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from k3hal.conform.pool import Lane, Limits, _Progress
+from k3hal.conform.pool import MOST_DEATHS, Deaths, Lane, Limits, _Progress
 from k3hal.conform.selection import Candidate, Selection
+from k3hal.conform.slices import slices
 from k3hal.conform.worker import Task
 from k3hal.errors import BackendError
 
@@ -45,7 +46,7 @@ def test_time_that_runs_out_in_a_child_ends_it(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_full_size_case_that_cannot_be_made_fails_alone(tmp_path: Path) -> None:
-    progress = _Progress(_task(tmp_path, large=True), lambda _: None)
+    progress = _Progress(_task(tmp_path, large=True), lambda _: None, Deaths())
     mine = [c for c in progress.task.selection.checks("rms_norm") if c.shape_class == "device"]
     progress.take({"event": "prepare", "key": mine[0].key})
     progress.died("Timeout", "did not end within 300 s")
@@ -58,15 +59,29 @@ def test_a_refused_case_is_not_recorded_for_who_refused_it(tmp_path: Path) -> No
     task = _task(tmp_path, large=True)
     key = next(c for c in task.selection.checks("rms_norm") if c.shape_class == "device")
     first = replace(task.candidates[0], refused={key.case_id: ("no",)})
-    progress = _Progress(replace(task, candidates=(first, task.candidates[1])), lambda _: None)
+    progress = _Progress(replace(task, candidates=(first, task.candidates[1])), lambda _: None, Deaths())
     progress.take({"event": "prepare", "key": key.key})
     progress.died("Crash", "killed")
     assert {one.provider for one in progress.results} == {PROVIDERS[1]}
 
 
 def test_a_small_case_that_cannot_be_made_is_the_operators_own_fault(tmp_path: Path) -> None:
-    progress = _Progress(_task(tmp_path, large=False), lambda _: None)
+    progress = _Progress(_task(tmp_path, large=False), lambda _: None, Deaths())
     key = next(c.key for c in progress.task.selection.checks("rms_norm") if c.shape_class == "tiny")
     progress.take({"event": "prepare", "key": key})
     with pytest.raises(BackendError, match="while preparing"):
         progress.died("Crash", "killed")
+
+
+def test_a_provider_that_ends_processes_in_several_lanes_is_given_up_in_all(tmp_path: Path) -> None:
+    deaths, task = Deaths(), _task(tmp_path, large=False)
+    parts = slices(replace(task, candidates=task.candidates * 9))[:MOST_DEATHS]
+    assert len(parts) == MOST_DEATHS
+    for part in parts:
+        progress = _Progress(replace(part, candidates=task.candidates), lambda _: None, deaths)
+        progress.take({"event": "begin", "provider": PROVIDERS[1], "key": part.checks()[0].key})
+        progress.died("Timeout", "did not end within 60 s")
+    other = _Progress(replace(parts[0], candidates=task.candidates), lambda _: None, deaths)
+    other.give_up_the_deadly()
+    assert {(one.provider, one.status) for one in other.results} == {(PROVIDERS[1], "Timeout")}
+    assert len(other.results) == len(parts[0].checks())

@@ -173,6 +173,11 @@ inline uint4 read4(uint32_t at) {
   memcpy(&v, emulated::at(at), 16);
   return v;
 }
+inline uint2 read2(uint32_t at) {
+  uint2 v;
+  memcpy(&v, emulated::at(at), 8);
+  return v;
+}
 inline uint32_t read1(uint32_t at) {
   uint32_t v;
   memcpy(&v, emulated::at(at), 4);
@@ -184,6 +189,11 @@ inline uint4 read_once(const uint32_t* p) {
   memcpy(&v, p, 16);
   return v;
 }
+inline uint2 read_once2(const uint32_t* p) {
+  uint2 v;
+  memcpy(&v, p, 8);
+  return v;
+}
 inline uint4 matrices(uint32_t at) {
   uint32_t v[4];
   for (int m = 0; m < 4; m++) {
@@ -192,9 +202,10 @@ inline uint4 matrices(uint32_t at) {
   }
   return {v[0], v[1], v[2], v[3]};
 }
-inline uint32_t times(uint32_t a, uint32_t b) {
-  uint32_t low = __float2bfloat16(emulated::wide(a & 0xffff) * emulated::wide(b & 0xffff)).bits;
-  return low | (uint32_t)__float2bfloat16(emulated::wide(a >> 16) * emulated::wide(b >> 16)).bits << 16;
+template <int HALF> uint32_t times(uint32_t a, uint32_t b) {
+  float factor = emulated::wide(HALF ? b >> 16 : b & 0xffff);
+  uint32_t low = __float2bfloat16(emulated::wide(a & 0xffff) * factor).bits;
+  return low | (uint32_t)__float2bfloat16(emulated::wide(a >> 16) * factor).bits << 16;
 }
 inline float fast_tanh(float x) { return tanhf(x); }
 inline float fast_exp2(float x) { return exp2f(x); }
@@ -255,6 +266,7 @@ inline void commit_stores() {}
 inline void stores_read() {}
 inline void stores_done() {}
 inline void meet(int which) { emulated::meet(emulated::groups[which], 128); }
+template <int THREADS> void meet(int which) { emulated::meet(emulated::groups[which], THREADS); }
 inline void wgmma_begin() {}
 inline void wgmma_commit() {}
 template <int N> void wgmma_wait() {}

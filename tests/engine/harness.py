@@ -17,9 +17,11 @@ from k3hal.engine.cache.policies import make_policy
 from k3hal.engine.cache.prefix import PrefixCache
 from k3hal.engine.core import EngineCore
 from k3hal.engine.interface import EngineInfo, EngineOutput, EngineRequest, PrefixContext
+from k3hal.engine.request import Request
 from k3hal.engine.runner import ModelRunner
 from k3hal.engine.sampler import Sampler
 from k3hal.engine.scheduler import Scheduler
+from k3hal.engine.step_plan import StepPlan
 from k3hal.sampling_params import SamplingParams
 
 from .fold_model import VOCAB, FoldModel, fold, fold_layout, fold_logits
@@ -42,6 +44,8 @@ class Harness:
     match_unit: int = 4
     steps: int = 0
     skip_copies: bool = False
+    planned: int = 0
+    stuck: dict[str, int] = field(default_factory=dict)
     pages_copied: int = 0
     outputs: dict[str, list[EngineOutput]] = field(default_factory=dict)
 
@@ -64,6 +68,7 @@ class Harness:
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_queue=self.max_queue,
         )
+        self.plan_step, self.scheduler.schedule = self.scheduler.schedule, self.schedule
         self.model = FoldModel()
         sampler = Sampler(VOCAB, self.max_num_seqs, CPU, sample)
         self.runner = ModelRunner(self.model, self.arena, sampler, step_metadata, self.copy_pages)
@@ -95,8 +100,21 @@ class Harness:
         return outputs
 
     def step(self) -> list[EngineOutput]:
+        """One step; every running sequence advances within two that had room for it."""
         self.steps += 1
-        return self.keep(self.core.step())
+        before = {r.id: (r.num_computed, r.row) for r in self.scheduler.running}
+        outputs = self.keep(self.core.step())
+        after = {r.id: (r.num_computed, r.row) for r in self.scheduler.running}
+        still = [name for name, now in after.items() if before.get(name) == now]
+        full = self.planned >= self.max_num_batched_tokens
+        self.stuck = {name: self.stuck.get(name, 0) + (not full) for name in still}
+        assert max(self.stuck.values(), default=0) <= 2, f"no progress: {self.stuck}"
+        return outputs
+
+    def schedule(self) -> tuple[StepPlan, list[Request]] | None:
+        scheduled = self.plan_step()
+        self.planned = scheduled[0].num_tokens if scheduled else 0
+        return scheduled
 
     def run(self, max_steps: int = 5000) -> None:
         while self.core.has_work:

@@ -13,10 +13,8 @@ from k3hal.engine.cache.keys import NO_CONTEXT, PrefixContext
 from k3hal.engine.cache.policies import make_policy
 from k3hal.engine.cache.policy import Kind, PromptEnd, PromptFacts, Stop
 from k3hal.engine.cache.prefix import PrefixCache
-from k3hal.sampling_params import SamplingParams
 
 from .cache_audit import audit
-from .harness import Harness
 
 SMALL = CacheGeometry(page_tokens=128, page_bytes=1000, slot_bytes=2500)
 BUDGET = 2048
@@ -294,34 +292,3 @@ def test_sizes_of_k3_are_those_of_the_specification() -> None:
     geometry = k3_geometry(8)
     assert (geometry.slot_bytes, geometry.page_bytes, geometry.pages_per_slot) == (56_171_520, 1_769_472, 32)
     assert k3_geometry(1).slot_bytes == 449_372_160
-
-
-def test_siblings_that_come_together_wait_for_the_first_and_not_for_long() -> None:
-    harness = Harness(num_runs=60, max_num_seqs=4, max_num_batched_tokens=64, policy="cost")
-    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
-    shared = [2, 3, 4, 5, 6, 7, 8, 9] * 4
-    for child in range(3):
-        harness.add(f"r{child}", [*shared, 10 + child, 11, 12, 13, 14], params)
-    harness.add("other", [20] * 9, params)
-    harness.step()
-    assert [request.id for request in harness.scheduler.running] == ["r0", "other"]
-    harness.run()
-    timings = {name: outputs[-1].timing for name, outputs in harness.outputs.items()}
-    started = {name: timing.scheduled for name, timing in timings.items() if timing is not None}
-    assert sorted(started, key=started.__getitem__) == ["r0", "other", "r1", "r2"]
-    cached = {name: outputs[-1].num_cached_tokens for name, outputs in harness.outputs.items()}
-    assert cached == {"r0": 0, "r1": 32, "r2": 32, "other": 0}
-
-
-def test_one_that_waits_is_let_in_when_the_other_goes() -> None:
-    harness = Harness(num_runs=60, max_num_seqs=4, max_num_batched_tokens=8, policy="cost")
-    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
-    for name in ("first", "second"):
-        harness.add(name, [*[2, 3, 4, 5] * 8, 9], params)
-    harness.step()
-    assert [request.id for request in harness.scheduler.waiting] == ["second"]
-    harness.keep(harness.core.abort(["first"]))
-    harness.step()
-    assert [request.id for request in harness.scheduler.running] == ["second"]
-    harness.run()
-    assert harness.reason("second") == "length"

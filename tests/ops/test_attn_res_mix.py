@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+
+from k3hal.debug.golden import golden
+from k3hal.dispatch.ops.attn_res_mix import OPERATOR, attn_res_mix, settle_ties
+from k3hal.dispatch.ops.rms_norm import rms_norm
 
 from .kda_layer import KINDS, bound, relative_error
 
@@ -72,3 +78,48 @@ def test_norm_follows_the_mix(kind: str) -> None:
     mixed = _mix([blocks[0], blocks[1], prefix], key)
     expected = mixed / (mixed.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
     assert relative_error(out, expected) < 1e-6
+
+
+def _near_a_tie(distance: float) -> dict[str, Any]:
+    """One row of two equal sources, but for the first element: its mix is `distance` above half way from 1 to the next
+    bfloat16, and its result far out."""
+    step, dim = 2.0**-7, 1024
+    prefix = _randn(1, dim).bfloat16()
+    prefix[0, 0] = 1.0 + step
+    block = prefix.clone()
+    block[0, 0] = 1.0
+    key = torch.zeros(dim)
+    # A difference of scores moves the mix away from the middle: by step / 4 times the difference.
+    prefix[0, 1], block[0, 1] = 1.0, 0.0
+    key[1] = 4 * distance / step
+    return {
+        "prefix": prefix, "delta": None, "blocks": block.unsqueeze(0), "num_blocks": 1, "reset": False, "store": False,
+        "key_weight": key * float(prefix.double().square().mean().sqrt()), "out_weight": torch.ones(dim).bfloat16(),
+        "eps": 0.0, "out_eps": 0.0,
+    }  # fmt: skip
+
+
+def _from_the_other_side(args: dict[str, Any], other: float) -> Tensor:
+    """The result if the first element of the mix is rounded to `other`; a weight makes it differ by a step."""
+    mix = attn_res_mix(**{**args, "out_weight": None})
+    mix[0, 0] = other
+    for weight in torch.arange(0.5, 1.0, 2.0**-8).tolist():
+        args["out_weight"][0] = weight
+        out, wanted = rms_norm(mix, args["out_weight"], 0.0), golden(OPERATOR, args)["out"]
+        if float((out.double() - wanted).abs()[0, 0] / wanted[0, 0]) > 2.0**-7:
+            return out
+    raise AssertionError("no weight makes it differ by a step")
+
+
+@pytest.mark.parametrize(("distance", "settles"), [(2e-7, True), (-2e-7, True), (1e-4, False), (-1e-4, False)])
+def test_a_mix_half_way_between_two_values_may_be_either(distance: float, settles: bool) -> None:
+    args = _near_a_tie(distance)
+    out = _from_the_other_side(args, 1.0 if distance > 0 else 1.0 + 2.0**-7)
+    expected = golden(OPERATOR, args)
+    state = {"prefix": args["prefix"], "blocks": args["blocks"]}
+    settled = settle_ties(args, {"out": out, **state}, expected)["out"]
+    assert torch.equal(settled[:, 1:], out[:, 1:])
+    assert settled[0, 0] == (expected["out"].bfloat16() if settles else out)[0, 0]
+    # What neither side gives is an error.
+    out[0, 0] *= 1.02
+    assert torch.equal(settle_ties(args, {"out": out, **state}, expected)["out"], out)

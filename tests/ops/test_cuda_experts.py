@@ -18,7 +18,7 @@ from k3hal.backends.nvidia.cuda import experts, library, packing
 from k3hal.backends.nvidia.cuda.experts import Limits
 from k3hal.dispatch.ops.moe_experts_mxfp4 import moe_experts_mxfp4
 from k3hal.dispatch.ops.mx_dequantize import random_codes
-from k3hal.errors import CheckpointError
+from k3hal.errors import CheckpointError, UnsupportedError
 
 EMULATOR = Path(__file__).parents[1] / "cuda"
 
@@ -99,6 +99,24 @@ def test_rows_of_any_place_and_stride_are_taken(emulated: None) -> None:
     ids = torch.cat([packed["ids"], torch.full_like(packed["ids"], 3)], dim=1)[:, :2]
     strided = packed | {"x": apart, "ids": ids}
     assert torch.equal(experts.sum_of_experts(**strided, betas=(4.0, 25.0), limits=EIGHT), whole)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ids": torch.zeros(5, 3, dtype=torch.int32)},
+        {"ids": torch.zeros(5, 2)},
+        {"ids": torch.zeros(2, 5, dtype=torch.int32).T},
+        {"x": torch.zeros(5, 80, dtype=torch.bfloat16)},
+        {"x": torch.zeros(4, 64, dtype=torch.bfloat16)},
+        {"w13_scale": torch.zeros(4, 4, 1, 8, dtype=torch.int32)},
+        {"w2": torch.zeros(4, 4, 1, 16, 32, dtype=torch.int32)[..., ::2]},
+    ],
+)
+def test_tensors_that_kernels_would_overrun_are_refused(wrong: dict[str, Any]) -> None:
+    _, packed = layer(5, 4, 2, 64, 32)
+    with pytest.raises(UnsupportedError, match="cannot take tensors of shapes"):
+        experts.sum_of_experts(**packed | wrong, betas=(4.0, 25.0), limits=DIRECT)
 
 
 def test_every_code_has_its_place_in_a_word() -> None:

@@ -25,6 +25,11 @@ CHECKS = [
     *(("embed", "triton", name, dtype, "") for name in ("repeats", "negative_ids", "no_rows") for dtype in BOTH),
     *(("step_metadata", "triton", name, "bfloat16", "") for name in ("mixed", "empty", "nothing", "large_pages")),
     *(("sample", "triton", name, "float32", "") for name in ("greedy_ties", "plain", "mixed", "no_rows", "one_token")),
+    *(
+        ("verify_draft", "triton", f"{name}_{method}", "float32", "")
+        for name in ("tiny", "greedy", "greedy_one_hot", "equal", "disjoint", "ragged")
+        for method in ("standard", "block")
+    ),
 ]
 
 
@@ -108,3 +113,19 @@ def test_sampling_from_the_vocabulary_of_k3_compiles(target: str) -> None:
     assert weigh.spills == 0
     # As measured with Triton 3.7, in bytes of stack and in registers: 32 ranges in fp64 take what 16 warps have.
     assert choose.spills <= {"sm_90": 328, "sm_100": 392, "gfx950": 79, "gfx942": 72}[target]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_verifying_drafts_in_the_vocabulary_of_k3_compiles(target: str) -> None:
+    from k3hal.backends.triton._triton import kernels
+
+    verify = kernels("verify_draft")
+    names = ("ids_stride", "draft_stride", "draft_step", "target_stride", "target_step", "vocab", "blocks")
+    types = {"ids": "*i64", **_pointers("fp32", "draft", "target"), "sums": "*fp64", **_integers(*names)}
+    sizes = {"Q": 7, "PADDED": 8, "GREEDY": False, "BLOCK": verify.BLOCK}
+    assert compile_for(verify._residuals, target, types, sizes, warps=8).spills == 0
+    types |= {**_pointers("fp64", "uniform", "lefts", "totals"), "uniform_stride": "i32"}
+    sizes |= {"BY_BLOCK": True, "BLOCKS": 64}
+    assert compile_for(verify._rest, target, types, sizes, warps=8).spills == 0
+    types |= _pointers("i64", "accepted", "following")
+    assert compile_for(verify._draw, target, types, sizes, warps=8).spills == 0

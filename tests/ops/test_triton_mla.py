@@ -7,7 +7,12 @@ from importlib.metadata import version
 from typing import Any
 
 import pytest
+import torch
 from packaging.version import Version
+
+from k3hal.backends.triton import mla_decode
+from k3hal.dispatch.call import Call
+from k3hal.dispatch.device import DeviceDescription
 
 from .interpreter import found_wrong
 from .triton_compile import TARGETS, compile_for
@@ -82,6 +87,31 @@ def test_decoding_for_many_heads_fits_nvidia(target: str) -> None:
     assert made.spills <= {"sm_90": 280, "sm_100": 408}[target]
     assert made.shared <= MOST_SHARED[target]
     assert {"sm_90": "wgmma.mma_async", "sm_100": "tcgen05.mma"}[target] in made.text
+
+
+def test_many_heads_on_blackwell_take_a_tiling_that_fits_with_an_older_triton() -> None:
+    def tactics(arch: str, triton: str) -> set[str]:
+        device = DeviceDescription("other", "nvidia", arch, int(arch[3:]), packages={"triton": triton})
+        return set(mla_decode._tactics(Call("mla_decode", device, "bfloat16", dims={"heads": 96})))
+
+    assert {"upright", "rows64"} <= tactics("sm_100", "3.9.0") & tactics("sm_90", "3.6.0")
+    for arch, triton in (("sm_100", "3.8.1"), ("sm_103", "3.6.0")):
+        assert tactics(arch, triton) == tactics("sm_90", "3.6.0") - {"upright"}
+
+
+@pytest.mark.parametrize(
+    ("arch", "triton", "heads"), [("sm_100", "3.8.1", 32), ("sm_100", "3.9.0", 64), ("sm_90", "3.6.0", 64)]
+)
+def test_the_default_tiling_of_many_heads_fits(
+    arch: str, triton: str, heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from k3hal.backends.triton.kernels import programs
+
+    monkeypatch.setattr(programs, "arch", lambda _: arch)
+    monkeypatch.setattr(programs, "shared_memory", lambda _: MOST_SHARED[arch])
+    monkeypatch.setattr(mla_decode, "INSTALLED", {"triton": triton})
+    q, cache = torch.empty(1, 96, 576, dtype=torch.bfloat16), torch.empty(1, 128, 576, dtype=torch.bfloat16)
+    assert mla_decode._default(q, cache)[-1] == heads
 
 
 @pytest.mark.parametrize("target", TARGETS)

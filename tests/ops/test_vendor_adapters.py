@@ -102,6 +102,23 @@ def test_what_an_adapter_takes_and_why_not(op: str, name: str, device: str, dims
     assert not reason or any(reason in one for one in getattr(said, "reasons", ())), said
 
 
+@pytest.mark.parametrize(
+    ("own", "torch", "reason"),
+    [
+        ("0.1.7", "2.13.0+cu130", ""),
+        ("0.1.5.post1", "2.11.0", ""),
+        ("0.1.7", "2.11.0+cu130", "sgl-deep-gemm 0.1.7 is built for torch 2.13, this is 2.11"),
+        ("0.1.6", "2.11.0", "sgl-deep-gemm 0.1.6 is built for no torch known here"),
+    ],
+)
+def test_a_wheel_built_for_another_torch_is_refused(own: str, torch: str, reason: str) -> None:
+    call = _on("h200", "moe_experts")
+    machine = replace(call.device, packages={"sgl-deep-gemm": own, "torch": torch})
+    said = _provider("moe_experts", "deep_gemm").answer(replace(call, device=machine))
+    assert bool(said) == (not reason)
+    assert not reason or reason in getattr(said, "reasons", ())
+
+
 @pytest.mark.parametrize(("op", "name"), sorted(ADAPTERS))
 def test_a_missing_or_foreign_package_is_named(op: str, name: str) -> None:
     provider, call = _provider(op, name), _on("b200" if name == "flashinfer" else "h200", op)

@@ -8,14 +8,15 @@
 
 namespace {
 
-template <bool GATE, int NT, int P, int KW, int RW, int M> int stream_launch(const Gemm& a, int tiles, void* stream) {
-  constexpr int bytes = KW * RW * RING<NT, 2 * P, M>, rows = 16 * RW * P * (GATE ? 1 : 2);
+template <bool GATE, int NT, int P, int KW, int RW, int D, int WARPS>
+int stream_launch(const Gemm& a, int tiles, void* stream) {
+  constexpr int bytes = SPACE<NT, 2 * P, KW, RW>, rows = 16 * RW * P * (GATE ? 1 : 2);
   int parts = (a.n + rows - 1) / rows;
-  return launch<stream_kernel<GATE, NT, P, KW, RW, M>>(
+  return launch<stream_kernel<GATE, NT, P, KW, RW, D, WARPS>>(
       tiles * parts, KW * RW * 32, bytes, true, stream, a, parts);
 }
 template <int NT, int W, int D> int flat_launch(const Gemm& a, int tiles, int half, int parts, void* stream) {
-  int bytes = W * D * UNIT + (a.k + 127) / 128 * NT * 2048;
+  int bytes = (a.k + 127) / 128 * NT * 2048;
   if (half)
     return launch<flat_kernel<NT, W, D, __nv_bfloat16>>(tiles * parts, W * 32, bytes, true, stream, a, parts);
   return launch<flat_kernel<NT, W, D, float>>(tiles * parts, W * 32, bytes, true, stream, a, parts);
@@ -50,27 +51,26 @@ int experts_combine(
 }
 int experts_sum(const Gemm* a, int tokens, void* stream) { return sum_launch<16, 2>(*a, tokens, 1, stream); }
 int experts_gate_direct(const Gemm* a, int tiles, void* stream) {
-  return stream_launch<true, 0, 1, 7, 1, 1>(*a, tiles, stream);
+  return stream_launch<true, 0, 1, 7, 1, 1, 28>(*a, tiles, stream);
 }
-// Tiles of at most 8 choices, or of 16; of 16 from few rows of w13 and from many.
+// Tiles of at most 8 choices, or of 16.
 int experts_gate_8(const Gemm* a, int tiles, void* stream) {
-  return stream_launch<true, 1, 2, 4, 1, 1>(*a, tiles, stream);
+  return stream_launch<true, 1, 2, 4, 1, 1, 20>(*a, tiles, stream);
 }
 int experts_gate_16(const Gemm* a, int tiles, void* stream) {
-  if (a->n <= 1024) return stream_launch<true, 2, 2, 2, 1, 1>(*a, tiles, stream);
-  return stream_launch<true, 2, 2, 4, 1, 1>(*a, tiles, stream);
+  return stream_launch<true, 2, 2, 1, 4, 1, 16>(*a, tiles, stream);
 }
 int experts_flat_8(const Gemm* a, int tiles, int half, void* stream) {
-  return flat_launch<1, 8, 3>(*a, tiles, half, 2, stream);
+  return flat_launch<1, 4, 3>(*a, tiles, half, 4, stream);
 }
 int experts_flat_16(const Gemm* a, int tiles, int half, void* stream) {
-  return flat_launch<2, 4, 6>(*a, tiles, half, 4, stream);
+  return flat_launch<2, 4, 2>(*a, tiles, half, 4, stream);
 }
 int experts_deep_8(const Gemm* a, int tiles, void* stream) {
-  return stream_launch<false, 1, 2, 4, 1, 1>(*a, tiles, stream);
+  return stream_launch<false, 1, 2, 4, 1, 1, 20>(*a, tiles, stream);
 }
 int experts_deep_16(const Gemm* a, int tiles, void* stream) {
-  return stream_launch<false, 2, 2, 2, 1, 1>(*a, tiles, stream);
+  return stream_launch<false, 2, 2, 1, 4, 1, 16>(*a, tiles, stream);
 }
 int experts_gate_tall(const Gemm* a, int wide, int repeat, int blocks, void* stream) {
   return tall_launch<true>(*a, wide, repeat, blocks, stream);

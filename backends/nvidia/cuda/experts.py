@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from k3hal.backends.nvidia.cuda.library import library
+from k3hal.backends.nvidia.cuda.packing import DEPTH, ROWS
 from k3hal.dispatch.errors import UnsupportedError
 
 MOST = 4096
@@ -94,13 +95,40 @@ def sum_of_experts(
     x: Tensor, ids: Tensor, weights: Tensor, w13: Tensor, w13_scale: Tensor, w2: Tensor, w2_scale: Tensor,
     betas: tuple[float, float], limits: Limits,
 ) -> Tensor:  # fmt: skip
-    """See `moe_experts_mxfp4`, of weights as `packing.pack` leaves them; betas (0, 0) are SwiGLU's."""
+    """See `moe_experts_mxfp4`, of weights as `packing.pack` leaves them; betas (0, 0) are SwiGLU's.
+
+    Raises `UnsupportedError` for tensors that the kernels would read or write beyond their ends.
+    """
+    if not _fit(x, ids, weights, (w13, w13_scale, w2, w2_scale)):
+        shapes = ", ".join(str(tuple(t.shape)) for t in (x, ids, weights, w13, w13_scale, w2, w2_scale))
+        raise UnsupportedError(
+            f"nvidia.hopper's moe_experts_mxfp4 cannot take tensors of shapes {shapes}, their dtypes or strides",
+            hint="choose other providers with --ops",
+        )
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     for a in range(0, x.shape[0], MOST):
         b = a + MOST
         layer = Layer(_rows(x[a:b]), ids[a:b], weights[a:b], w13, w13_scale, w2, w2_scale, betas)
         layer.into(out[a:b], limits)
     return out
+
+
+def _fit(x: Tensor, ids: Tensor, weights: Tensor, stacks: tuple[Tensor, Tensor, Tensor, Tensor]) -> bool:
+    """Whether shapes, dtypes and strides are the operator's, and the elements of a piece have 32-bit places."""
+    (tokens, width), w13, w2 = x.shape, stacks[0], stacks[2]
+    experts, groups = w13.shape[:2]
+    first = (experts, groups, -(-width // DEPTH), ROWS)
+    second = (experts, width // ROWS, -(-groups * 8 // DEPTH), ROWS)
+    return (
+        (x.dtype, ids.dtype, weights.dtype) == (torch.bfloat16, torch.int32, torch.float32)
+        and ids.shape == weights.shape == (tokens, ids.shape[1])
+        and ids.stride(1) == weights.stride(1) == 1
+        and groups % 2 == width % ROWS == 0
+        and tuple(t.shape for t in stacks) == ((*first, ROWS), first, (*second, ROWS), second)
+        and all(t.dtype is torch.int32 and t.is_contiguous() for t in stacks)
+        and min(tokens, MOST) * ids.shape[1] * max(width, groups * 8) < 1 << 31
+        and max(w13.numel(), w2.numel()) < 1 << 39
+    )
 
 
 def _wide(each: float) -> bool:

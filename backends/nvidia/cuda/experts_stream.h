@@ -2,111 +2,160 @@
 #pragma once
 #include "experts.h"
 
+// Columns 32 J to 32 J + 31 of a unit: b are those columns of x.
 template <int J, int NT>
-__device__ __forceinline__ void multiply(float (&acc)[NT][4], const Words& w, const uint4 (&b)[NT][4]) {
+__device__ __forceinline__ void multiply(
+    float (&acc)[NT][4], const Words& w, const Factors (&f)[2], const uint4 (&b)[NT]) {
   uint32_t a[4];
-  decode<J, 0>(w, a);
+  decode<J, 0>(w, f, a);
 #pragma unroll
-  for (int n = 0; n < NT; n++) mma(acc[n], a, b[n][J].x, b[n][J].y);
-  decode<J, 1>(w, a);
+  for (int n = 0; n < NT; n++) mma(acc[n], a, b[n].x, b[n].y);
+  decode<J, 1>(w, f, a);
 #pragma unroll
-  for (int n = 0; n < NT; n++) mma(acc[n], a, b[n][J].z, b[n][J].w);
+  for (int n = 0; n < NT; n++) mma(acc[n], a, b[n].z, b[n].w);
 }
-__device__ __forceinline__ void fetch_unit(const Gemm& a, uint32_t to, long unit) {
+// Columns 32 ODD to 32 ODD + 31, and those 64 further on.
+template <int ODD, int NT>
+__device__ __forceinline__ void multiply(float (&acc)[NT][4], const Words& w, const uint4 (&b)[2][NT]) {
+  const Factors f[2] = {Factors(w.s.x), Factors(w.s.y)};
+  multiply<ODD, NT>(acc, w, f, b[0]), multiply<ODD + 2, NT>(acc, w, f, b[1]);
+}
+// A unit from device memory.
+__device__ __forceinline__ Words words_of(const Gemm& a, uint32_t unit) {
   const int lane = threadIdx.x & 31;
-  const uint32_t* from = a.w + unit * 256 + lane * 4;
-  copy16(to + lane * 16, from), copy16(to + 512 + lane * 16, from + 128);
-  if (lane < 4) copy16(to + 1024 + lane * 16, a.scales + unit * 16 + lane * 4);
+  const uint32_t* codes = (const uint32_t*)((const char*)(a.w + lane * 4) + (uint64_t)unit * 1024);
+  const uint32_t* scales = (const uint32_t*)((const char*)(a.scales + (lane >> 2) * 2) + (uint64_t)unit * 64);
+  return {read_once(codes), read_once(codes + 128), read_once2(scales)};
 }
 
-// Where x of a stage lies: 8 rows of 128 columns for each 8 choices, swizzled; or one row, where a tile is one choice.
-template <int NT> constexpr int X_STAGE = NT ? NT * 2048 : 256;
+// Where x of a K block lies: 8 rows of 128 columns for each 8 choices, swizzled; or one row, where a tile is one choice.
+template <int NT> constexpr int X_STAGE = NT ? NT * 2048 : 384;
 template <int NT> constexpr int WIDTH = NT ? NT : 1;  // in 8 choices
-// A warp's ring of M stages of R units and x, and 16 zero bytes.
-template <int NT, int R, int M> constexpr int RING = M * (R * UNIT + X_STAGE<NT>) + 16;
 
-template <int NT>
-__device__ __forceinline__ void fetch_x(
-    const Gemm& a, uint32_t to, const __nv_bfloat16* const (&x)[WIDTH<NT>], const int (&live)[WIDTH<NT>], int block) {
-  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-  if (NT == 0) {
-    int column = block * 128 + lane * 8;
-    if (lane < 16) copy16(to + lane * 16, x[0] + column, column < a.k ? 16 : 0);
-    return;
-  }
-  const bool whole = block * 128 + 128 <= a.k;
+// Column 32 j + 8 t of row g, or of part t of a matrix's row g, is `place` with bit 6 turned where j is odd, and 128 bytes
+// further on where j is 2 or 3.
+__device__ __forceinline__ uint32_t place(uint32_t stage, int g, int t) { return stage + g * 256 + ((t ^ g) << 4); }
+
+// What one of RW warps copies of a tile's rows of x: of 8 choices each, or of one (NT = 0), parts of 32 columns of a row.
+template <int NT, int RW> struct Rows {
+  static constexpr int PARTS = NT ? (NT * 4 + RW - 1) / RW : 1, COUNT = PARTS > 4 ? PARTS / 4 : 1;
+  static constexpr int EACH = PARTS > 4 ? 4 : PARTS;
+  static_assert((PARTS & (PARTS - 1)) == 0, "a warp's parts are of one row, or of whole ones");
+  const __nv_bfloat16* from[COUNT];  // null: no choice
+  uint32_t to;
+  int j;
+  bool idle;  // all is copied by other warps
+  template <typename CHOICE>
+  __device__ __forceinline__ Rows(const Gemm& a, int rw, bool gate, CHOICE choice_of) {
+    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, first = rw * PARTS;
+    j = first % 4, idle = NT && first >= NT * 4;
+    to = NT ? place(first / 4 * 2048 + j / 2 * 128, g, t) ^ (j & 1) << 6 : lane * 16;
 #pragma unroll
-  for (int n = 0; n < NT; n++) {
-    const __nv_bfloat16* from = x[n] + block * 128 + 8 * t;
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-      int bytes = whole || block * 128 + 32 * j + 8 * t < a.k ? live[n] : 0;
-      copy16(to + n * 2048 + g * 256 + (((4 * j + t) ^ g) << 4), from + 32 * j, bytes);
+    for (int i = 0; i < COUNT; i++) {
+      int choice = idle ? -1 : choice_of(NT ? (first / 4 + i) * 8 + g : 0);
+      long row = gate ? choice / a.top_k : choice;
+      from[i] = choice < 0 ? nullptr : a.x + row * a.x_stride + (NT ? 32 * j + 8 * t : lane * 8);
     }
   }
-}
+  // What is not copied is zero; of one row the other seven are 16 zero bytes behind it.
+  __device__ __forceinline__ void clear(uint32_t stage) const {
+    if constexpr (NT == 0) {
+      if ((threadIdx.x & 31) == 0) write4(stage + 256, uint4{});
+    } else {
+#pragma unroll
+      for (int i = 0; i < COUNT; i++)
+#pragma unroll
+        for (int e = 0; e < EACH; e++)
+          if (!from[i] && !idle) write4(at(stage, i, e), uint4{});
+    }
+  }
+  __device__ __forceinline__ uint32_t at(uint32_t stage, int i, int e) const {
+    return (e & 1 ? stage + to ^ 64 : stage + to) + i * 2048 + e / 2 * 128;
+  }
+  __device__ __forceinline__ void fetch(const Gemm& a, uint32_t stage, int block) const {
+    if constexpr (NT == 0) {
+      int column = block * 128 + (threadIdx.x & 31) * 8;
+      if ((threadIdx.x & 31) < 16) copy16(stage + to, from[0] + block * 128, column < a.k ? 16 : 0);
+    } else {
+      const int left = a.k - block * 128 - 32 * j - 8 * (threadIdx.x & 3);  // columns, from this thread's on
+#pragma unroll
+      for (int i = 0; i < COUNT; i++) {
+        if (!from[i]) continue;
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+          if (block * 128 + 128 <= a.k) copy16(at(stage, i, e), from[i] + block * 128 + 32 * e);
+          else copy16(at(stage, i, e), from[i] + block * 128 + 32 * e, left > 32 * e ? 16 : 0);
+        }
+      }
+    }
+  }
+};
 // Columns 32 j to 32 j + 31 of 8 rows, as the right operands of two products.
-template <int NT> __device__ __forceinline__ uint4 x_at(uint32_t stage, int n, int j, uint32_t zeros) {
-  const int lane = threadIdx.x & 31, row = lane & 7, part = 4 * j + (lane >> 3);
-  if (NT == 0) return matrices(row ? zeros : stage + part * 16);
-  return matrices(stage + n * 2048 + row * 256 + ((part ^ row) << 4));
+template <int NT> __device__ __forceinline__ uint4 x_at(uint32_t stage, int n, int j) {
+  const int lane = threadIdx.x & 31, row = lane & 7, part = lane >> 3;
+  if (NT == 0) return matrices(row ? stage + 256 : stage + (4 * j + part) * 16);
+  uint32_t at = place(stage, row, part);
+  return matrices((j & 1 ? at ^ 64 : at) + n * 2048 + j / 2 * 128);
+}
+// Those of j = ODD and j = ODD + 2, of all rows.
+template <int NT, int ODD> __device__ __forceinline__ void half_of_x(uint4 (&b)[2][WIDTH<NT>], uint32_t stage) {
+#pragma unroll
+  for (int n = 0; n < WIDTH<NT>; n++) b[0][n] = x_at<NT>(stage, n, ODD), b[1][n] = x_at<NT>(stage, n, ODD + 2);
 }
 
-// acc += w x of R row blocks, whose first units are `units`, over the K blocks `first`, `first` + KW, ...
-template <int NT, int R, int KW, int M>
+// acc += w x of R row blocks, whose first units are `units`, over the K blocks `first`, `first` + KW, ...; codes come to
+// registers D blocks ahead, x one block ahead to one of two stages, which the RW warps of a group share.
+template <int NT, int R, int KW, int RW, int D>
 __device__ __forceinline__ void stream(
-    const Gemm& a, float (&acc)[R][WIDTH<NT>][4], const int (&units)[R], const __nv_bfloat16* const (&x)[WIDTH<NT>],
-    const int (&live)[WIDTH<NT>], int blocks, int first, uint32_t ring) {
+    const Gemm& a, float (&acc)[R][WIDTH<NT>][4], const int (&units)[R], const Rows<NT, RW>& x, int blocks, int first,
+    uint32_t stages) {
   constexpr int N = WIDTH<NT>;
-  const uint32_t xring = ring + M * R * UNIT, zeros = xring + M * X_STAGE<NT>;
-  if (NT == 0) {
-    write4(zeros, uint4{});
-    __syncwarp();
-  }
-  int next = first;
-  auto fetch = [&](int r, int stage) {
-    if (next < blocks) {
-      fetch_unit(a, ring + (stage * R + r) * UNIT, units[r] + next);
-      if (r == 0) fetch_x<NT>(a, xring + stage * X_STAGE<NT>, x, live, next);
-    }
-    commit_copies();
+  Words w[D][R];
+  auto fetch = [&](Words& to, int r, int block) {
+    if (block < blocks) to = words_of(a, units[r] + block);
   };
 #pragma unroll
-  for (int m = 0; m < M; m++) {
+  for (int d = 0; d < D; d++)
 #pragma unroll
-    for (int r = 0; r < R; r++) fetch(r, m);
-    next += KW;
-  }
-  int stage = 0;
-  for (int block = first; block < blocks; block += KW) {
-    uint4 b[N][4];
+    for (int r = 0; r < R; r++) fetch(w[d][r], r, first + d * KW);
+  x.clear(stages), x.clear(stages + X_STAGE<NT>);
+  if (first < blocks) x.fetch(a, stages, first);
+  commit_copies();
+  uint32_t other = X_STAGE<NT>;
+  for (int base = first; base < blocks; base += D * KW) {
 #pragma unroll
-    for (int r = 0; r < R; r++) {
-      wait_copies<M * R - 1>();
-      __syncwarp();
-      if (r == 0) {
+    for (int d = 0; d < D; d++) {
+      const int block = base + d * KW;
+      if (d && block >= blocks) break;
+      wait_copies<0>();
+      if (RW == 1) __syncwarp();
+      else meet<RW * 32>(first);
+      uint4 b[2][N];
+      half_of_x<NT, 0>(b, stages);
+      if (block + KW < blocks) x.fetch(a, stages + other, block + KW);
+      commit_copies();
 #pragma unroll
-        for (int n = 0; n < N; n++)
+      for (int r = 0; r < R; r++) multiply<0, N>(acc[r], w[d][r], b);
+      half_of_x<NT, 1>(b, stages);
+      stages += other, other = -other;
 #pragma unroll
-          for (int j = 0; j < 4; j++) b[n][j] = x_at<NT>(xring + stage * X_STAGE<NT>, n, j, zeros);
+      for (int r = 0; r < R; r++) {
+        multiply<1, N>(acc[r], w[d][r], b);
+        fetch(w[d][r], r, block + D * KW);
       }
-      Words w = words_at(ring + (stage * R + r) * UNIT);
-      multiply<0, N>(acc[r], w, b), multiply<1, N>(acc[r], w, b);
-      multiply<2, N>(acc[r], w, b), multiply<3, N>(acc[r], w, b);
-      __syncwarp();
-      fetch(r, stage);
     }
-    next += KW;
-    stage = stage + 1 == M ? 0 : stage + 1;
   }
 }
 
+// A block's memory: stages of x, and sums when K is done.
+template <int NT, int R, int KW, int RW>
+constexpr int SPACE = KW * (2 * X_STAGE<NT> > RW * R * WIDTH<NT> * 512 ? 2 * X_STAGE<NT> : RW * R * WIDTH<NT> * 512);
+
 // One tile's part: in the first GEMM (GATE) P blocks of gate and of up for each of RW groups of KW warps, else 2 P
-// blocks of w2. Warps of a group share K.
-template <bool GATE, int NT, int P, int KW, int RW, int M>
+// blocks of w2. Warps of a group share K; codes are read D blocks ahead.
+template <bool GATE, int NT, int P, int KW, int RW, int D>
 __device__ __forceinline__ void stream_tile(const Gemm& a, int tile, int part, int expert, char* memory) {
-  constexpr int R = 2 * P, OUT = GATE ? P : R, N = WIDTH<NT>, SIZE = RING<NT, R, M>;
-  static_assert(R * N * 512 <= SIZE, "sums lie where the ring was");
+  constexpr int R = 2 * P, OUT = GATE ? P : R, N = WIDTH<NT>;
   const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, warp = threadIdx.x >> 5;
   const int kw = warp % KW, rw = warp / KW, blocks = (a.k + 127) / 128, groups = a.n / 16;
   const int base = (part * RW + rw) * OUT;
@@ -118,17 +167,9 @@ __device__ __forceinline__ void stream_tile(const Gemm& a, int tile, int part, i
     units[r] = (expert * groups * (GATE ? 2 : 1) + row) * blocks;
   }
   auto choice_of = [&](int slot) { return slot >= length ? -1 : NT == 0 ? tile : a.rows[start + slot]; };
-  const __nv_bfloat16* x[N];
-  int live[N];
-#pragma unroll
-  for (int n = 0; n < N; n++) {
-    int choice = NT ? choice_of(n * 8 + g) : tile;
-    live[n] = choice >= 0 ? 16 : 0;
-    long row = max(choice, 0);
-    x[n] = a.x + (GATE ? row / a.top_k : row) * a.x_stride;
-  }
   float acc[R][N][4] = {};
-  stream<NT, R, KW, M>(a, acc, units, x, live, blocks, kw, smem(memory) + warp * SIZE);
+  const Rows<NT, RW> x(a, rw, GATE, choice_of);
+  stream<NT, R, KW, RW, D>(a, acc, units, x, blocks, kw, smem(memory) + kw * 2 * X_STAGE<NT>);
   auto store = [&](int r, int n, int c, float v, float up) {
     int choice = choice_of(n * 8 + 2 * t + (c & 1)), row = base + r;
     if (choice < 0 || row >= groups) return;
@@ -148,9 +189,9 @@ __device__ __forceinline__ void stream_tile(const Gemm& a, int tile, int part, i
         for (int c = 0; c < 4; c++) store(r, n, c, acc[GATE ? 2 * r : r][n][c], acc[GATE ? 2 * r + 1 : r][n][c]);
     return;
   }
-  wait_copies<0>();
-  __syncwarp();
-  float* sums = (float*)(memory + warp * SIZE) + lane;
+  constexpr int SIZE = R * N * 128;
+  __syncthreads();
+  float* sums = (float*)memory + (rw * KW + kw) * SIZE + lane;
 #pragma unroll
   for (int r = 0; r < R; r++)
 #pragma unroll
@@ -158,13 +199,13 @@ __device__ __forceinline__ void stream_tile(const Gemm& a, int tile, int part, i
 #pragma unroll
       for (int c = 0; c < 4; c++) sums[((r * N + n) * 4 + c) * 32] = acc[r][n][c];
   __syncthreads();
-  const float* all = (float*)(memory + rw * KW * SIZE) + lane;
+  const float* all = (float*)memory + rw * KW * SIZE + lane;
   for (int v = kw; v < OUT * N * 4; v += KW) {
     int r = v / (N * 4), rest = v % (N * 4);
     float one = 0, two = 0;
 #pragma unroll
     for (int i = 0; i < KW; i++) {
-      const float* of = all + i * (SIZE / 4);
+      const float* of = all + i * SIZE;
       one += of[((GATE ? 2 * r : r) * N * 4 + rest) * 32];
       if (GATE) two += of[((2 * r + 1) * N * 4 + rest) * 32];
     }
@@ -172,9 +213,10 @@ __device__ __forceinline__ void stream_tile(const Gemm& a, int tile, int part, i
   }
 }
 
-// A block is a part of a tile; tiles hold at most NT * 8 choices. NT = 0: every choice is a tile, nothing is sorted.
-template <bool GATE, int NT, int P, int KW, int RW, int M>
-__global__ void __launch_bounds__(KW * RW * 32) stream_kernel(const __grid_constant__ Gemm a, int parts) {
+// A block is a part of a tile; tiles hold at most NT * 8 choices. NT = 0: every choice is a tile, nothing is sorted. WARPS
+// are to fit a multiprocessor.
+template <bool GATE, int NT, int P, int KW, int RW, int D, int WARPS>
+__global__ void __launch_bounds__(KW * RW * 32, WARPS / (KW * RW)) stream_kernel(const __grid_constant__ Gemm a, int parts) {
   SHARED_MEMORY(memory);
   wait_for_launch();
   launch_next();
@@ -183,31 +225,31 @@ __global__ void __launch_bounds__(KW * RW * 32) stream_kernel(const __grid_const
   const int expert = NT ? a.tile_expert[tile] : a.ids[(tile / a.top_k) * a.ids_stride + tile % a.top_k];
   if (expert < 0) return;
   if (NT > 1 && a.tile_length[tile] <= 8)
-    stream_tile<GATE, 1, P, KW, RW, M>(a, tile, part, expert, memory);
+    stream_tile<GATE, 1, P, KW, RW, D>(a, tile, part, expert, memory);
   else
-    stream_tile<GATE, NT, P, KW, RW, M>(a, tile, part, expert, memory);
+    stream_tile<GATE, NT, P, KW, RW, D>(a, tile, part, expert, memory);
 }
 
-// The second GEMM where all of K lies in shared memory: each of W warps takes row block after row block of a tile's part,
-// with D units on their way. Codes are fetched before the launch in front of it is done.
+// The second GEMM where all of K lies in shared memory: each of W warps takes two row blocks after two row blocks of a
+// tile's part, codes D K blocks ahead in registers. They are read before the launch in front of this one is done.
 template <int NT, int W, int D, typename PART>
 __device__ __forceinline__ void flat_tile(const Gemm& a, int tile, int part, int parts, char* memory) {
   const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, warp = threadIdx.x >> 5, blocks = (a.k + 127) / 128;
-  const int groups = a.n / 16, size = (groups + parts - 1) / parts, end = min((part + 1) * size, groups);
-  const uint32_t ring = smem(memory) + warp * (D * UNIT), hidden = smem(memory) + W * D * UNIT;
+  const int groups = a.n / 16, size = (groups + 2 * parts - 1) / (2 * parts) * 2, end = min((part + 1) * size, groups);
+  const uint32_t hidden = smem(memory);
   const int start = a.tile_start[tile], length = a.tile_length[tile];
-  const long first = (long)a.tile_expert[tile] * groups * blocks;
-  int fetched = part * size + warp, next = 0, to = 0;
-  auto fetch = [&] {
-    if (fetched < end) {
-      fetch_unit(a, ring + to * UNIT, first + fetched * blocks + next);
-      if (++next == blocks) next = 0, fetched += W;
+  const uint32_t first = a.tile_expert[tile] * groups * blocks;
+  Words w[D][2];
+  int group = part * size + warp * 2, ahead = group, next = 0;
+  auto fetch = [&](Words (&to)[2]) {
+    if (ahead < end) {
+      uint32_t unit = first + ahead * blocks + next;
+      to[0] = words_of(a, unit), to[1] = words_of(a, ahead + 1 < groups ? unit + blocks : unit);
+      if (++next == blocks) next = 0, ahead += 2 * W;
     }
-    to = to + 1 == D ? 0 : to + 1;
-    commit_copies();
   };
 #pragma unroll
-  for (int i = 0; i < D; i++) fetch();
+  for (int d = 0; d < D; d++) fetch(w[d]);
   int row[NT][2];
   float weight[NT][2];
 #pragma unroll
@@ -215,7 +257,7 @@ __device__ __forceinline__ void flat_tile(const Gemm& a, int tile, int part, int
 #pragma unroll
     for (int c = 0; c < 2; c++) {
       int slot = n * 8 + 2 * t + c, choice = slot < length ? a.rows[start + slot] : -1;
-      row[n][c] = choice < 0 ? -1 : choice * a.n;
+      row[n][c] = choice < 0 ? -1 : choice * a.n + g;
       weight[n][c] =
           choice < 0 ? 0 : RESCALE * a.weights[(choice / a.top_k) * a.weights_stride + choice % a.top_k];
     }
@@ -227,29 +269,31 @@ __device__ __forceinline__ void flat_tile(const Gemm& a, int tile, int part, int
     write4(hidden + block * (NT * 2048) + (slot >> 3) * 2048 + (slot & 7) * 256 + ((chunk ^ (slot & 7)) << 4), v);
   }
   __syncthreads();
-  int at = 0;
-  for (int r = part * size + warp; r < end; r += W) {
-    float acc[NT][4] = {};
-    for (int block = 0; block < blocks; block++) {
-      uint4 x[NT][4];
-#pragma unroll
-      for (int n = 0; n < NT; n++)
-#pragma unroll
-        for (int j = 0; j < 4; j++) x[n][j] = x_at<NT>(hidden + block * (NT * 2048), n, j, 0);
-      wait_copies<D - 1>();
-      __syncwarp();
-      Words w = words_at(ring + at * UNIT);
-      multiply<0, NT>(acc, w, x), multiply<1, NT>(acc, w, x), multiply<2, NT>(acc, w, x), multiply<3, NT>(acc, w, x);
-      __syncwarp();
-      fetch();
-      at = at + 1 == D ? 0 : at + 1;
-    }
+  float acc[2][NT][4] = {};
+  auto store = [&](int r) {
 #pragma unroll
     for (int n = 0; n < NT; n++)
 #pragma unroll
-      for (int c = 0; c < 4; c++)
-        if (row[n][c & 1] >= 0)
-          put((PART*)a.out + row[n][c & 1] + r * 16 + g + (c >> 1) * 8, acc[n][c] * weight[n][c & 1]);
+      for (int c = 0; c < 4; c++) {
+        if (row[n][c & 1] >= 0 && group + r < end)
+          put((PART*)a.out + row[n][c & 1] + (group + r) * 16 + (c >> 1) * 8, acc[r][n][c] * weight[n][c & 1]);
+        acc[r][n][c] = 0;
+      }
+  };
+  for (int block = 0; group < end;) {
+#pragma unroll
+    for (int d = 0; d < D; d++) {
+      if (d && group >= end) break;
+      uint4 x[2][NT];
+      half_of_x<NT, 0>(x, hidden + block * (NT * 2048));
+      multiply<0, NT>(acc[0], w[d][0], x), multiply<0, NT>(acc[1], w[d][1], x);
+      half_of_x<NT, 1>(x, hidden + block * (NT * 2048));
+      multiply<1, NT>(acc[0], w[d][0], x), multiply<1, NT>(acc[1], w[d][1], x);
+      fetch(w[d]);
+      if (++block < blocks) continue;
+      store(0), store(1);
+      block = 0, group += 2 * W;
+    }
   }
 }
 template <int NT, int W, int D, typename PART>

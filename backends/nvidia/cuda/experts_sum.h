@@ -2,6 +2,13 @@
 #pragma once
 #include "experts_stream.h"
 
+__device__ __forceinline__ void fetch_unit(const Gemm& a, uint32_t to, long unit) {
+  const int lane = threadIdx.x & 31;
+  const uint32_t* from = a.w + unit * 256 + lane * 4;
+  copy16(to + lane * 16, from), copy16(to + 512 + lane * 16, from + 128);
+  if (lane < 4) copy16(to + 1024 + lane * 16, a.scales + unit * 16 + lane * 4);
+}
+
 // The second GEMM of few tokens with the sum of a token's choices, in ascending order of their experts: `each` times 16
 // columns of one token a block, W warps, D units on their way a warp. Codes are fetched before the launch in front of it
 // is done.
@@ -57,14 +64,14 @@ template <int W, int D> __global__ void __launch_bounds__(W * 32) sum_kernel(con
     for (int j = start; j < top_k; j = after(j + W)) {
       float acc[1][4] = {};
       for (int b = 0; b < blocks; b++) {
-        uint4 x[1][4];
+        uint4 x[2][2][1];  // odd, and 64 columns further on
 #pragma unroll
         for (int i = 0; i < 4; i++)  // a matrix's first row is the choice's, the other seven are zero
-          x[0][i] = matrices(lane & 7 ? zeros : hidden + (j * blocks + b) * 256 + (4 * i + (lane >> 3)) * 16);
+          x[i & 1][i / 2][0] = matrices(lane & 7 ? zeros : hidden + (j * blocks + b) * 256 + (4 * i + (lane >> 3)) * 16);
         wait_copies<D - 1>();
         __syncwarp();
         Words w = words_at(ring + at * UNIT);
-        multiply<0, 1>(acc, w, x), multiply<1, 1>(acc, w, x), multiply<2, 1>(acc, w, x), multiply<3, 1>(acc, w, x);
+        multiply<0, 1>(acc, w, x[0]), multiply<1, 1>(acc, w, x[1]);
         __syncwarp();
         fetch();
         at = at + 1 == D ? 0 : at + 1;

@@ -91,8 +91,9 @@ __device__ __forceinline__ void finish(
 }
 
 template <bool WIDE, int N, int J, int H>
-__device__ __forceinline__ void step(float (&acc)[2][N / 2], const Words (&w)[2], uint32_t (&a)[2][4], uint64_t b) {
-  decode<J, H>(w[0], a[0]), decode<J, H>(w[1], a[1]);
+__device__ __forceinline__ void step(float (&acc)[2][N / 2], const Words (&w)[2], const Factors (&f)[2][2], uint32_t (&a)[2][4],
+    uint64_t b) {
+  decode<J, H>(w[0], f[0], a[0]), decode<J, H>(w[1], f[1], a[1]);
   hold(acc[0]), hold(acc[1]);
   wgmma_begin();
   b += J / 2 * (TALLEST<WIDE> * 128 / 16) + J % 2 * 4 + H * 2;
@@ -122,17 +123,18 @@ __device__ __forceinline__ void consume(
       barrier_wait(w.full + w.stage * 8, w.phase);
       const uint32_t units = w.base + w.stage * W_BYTES + warp * UNIT;
       const Words words[2] = {words_at(units), words_at(units + 8 * UNIT)};
+      const Factors factors[2][2] = {{Factors(words[0].s.x), Factors(words[0].s.y)}, {Factors(words[1].s.x), Factors(words[1].s.y)}};
       barrier_wait(x.full + x.stage * 8, x.phase);
       see_copies();
       const uint64_t b = descriptor(x.base + x.stage * X_BYTES<WIDE>);
-      step<WIDE, N, 0, 0>(acc, words, even, b);
+      step<WIDE, N, 0, 0>(acc, words, factors, even, b);
       // All words have been read, and all of the block before is done.
       if (leader) barrier_arrive(w.empty + w.stage * 8);
       if (leader && last && held >= 0) barrier_arrive(x.empty + held * 8);
-      step<WIDE, N, 0, 1>(acc, words, odd, b), step<WIDE, N, 1, 0>(acc, words, even, b);
-      step<WIDE, N, 1, 1>(acc, words, odd, b), step<WIDE, N, 2, 0>(acc, words, even, b);
-      step<WIDE, N, 2, 1>(acc, words, odd, b), step<WIDE, N, 3, 0>(acc, words, even, b);
-      step<WIDE, N, 3, 1>(acc, words, odd, b);
+      step<WIDE, N, 0, 1>(acc, words, factors, odd, b), step<WIDE, N, 1, 0>(acc, words, factors, even, b);
+      step<WIDE, N, 1, 1>(acc, words, factors, odd, b), step<WIDE, N, 2, 0>(acc, words, factors, even, b);
+      step<WIDE, N, 2, 1>(acc, words, factors, odd, b), step<WIDE, N, 3, 0>(acc, words, factors, even, b);
+      step<WIDE, N, 3, 1>(acc, words, factors, odd, b);
       held = x.stage;
       x.next(), w.next();
     }

@@ -63,4 +63,5 @@ def _factors(scales: Tensor) -> Tensor:
     if biased.numel() and (largest := int(scales.max())) > LARGEST:
         raise CheckpointError(f"an MXFP4 scale byte is {largest}, above {LARGEST} (255 is NaN)")
     quads = biased.to(torch.uint8).unflatten(2, (-1, 4)).unflatten(1, (-1, ROWS))
-    return quads.view(torch.int32)[..., 0].transpose(2, 3)
+    words = quads.view(torch.int32)[..., 0].transpose(2, 3)
+    return words.unflatten(-1, (2, ROWS // 2)).transpose(-1, -2).flatten(-2)

@@ -26,6 +26,11 @@ __device__ __forceinline__ uint4 read4(uint32_t at) {
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
   return v;
 }
+__device__ __forceinline__ uint2 read2(uint32_t at) {
+  uint2 v;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
+  return v;
+}
 __device__ __forceinline__ uint32_t read1(uint32_t at) {
   uint32_t v;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
@@ -48,10 +53,21 @@ __device__ __forceinline__ uint4 read_once(const uint32_t* p) {
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
   return v;
 }
+__device__ __forceinline__ uint2 read_once2(const uint32_t* p) {
+  uint2 v;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+  return v;
+}
 
-__device__ __forceinline__ uint32_t times(uint32_t a, uint32_t b) {
+// Both halves of a times one half of b, as which the multiplication takes it.
+template <int HALF> __device__ __forceinline__ uint32_t times(uint32_t a, uint32_t b) {
   uint32_t c;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+  if (HALF)
+    asm("{\n.reg .b16 l, h;\n.reg .b32 d;\nmov.b32 {l, h}, %2;\nmov.b32 d, {h, h};\nmul.rn.bf16x2 %0, %1, d;\n}"
+        : "=r"(c) : "r"(a), "r"(b));
+  else
+    asm("{\n.reg .b16 l, h;\n.reg .b32 d;\nmov.b32 {l, h}, %2;\nmov.b32 d, {l, l};\nmul.rn.bf16x2 %0, %1, d;\n}"
+        : "=r"(c) : "r"(a), "r"(b));
   return c;
 }
 __device__ __forceinline__ float fast_tanh(float x) {
@@ -128,6 +144,9 @@ __device__ __forceinline__ void stores_read() { asm volatile("cp.async.bulk.wait
 __device__ __forceinline__ void stores_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 // Threads of a warpgroup meet.
 __device__ __forceinline__ void meet(int which) { asm volatile("bar.sync %0, 128;" ::"r"(which + 1) : "memory"); }
+template <int THREADS> __device__ __forceinline__ void meet(int which) {
+  asm volatile("bar.sync %0, %1;" ::"r"(which + 1), "n"(THREADS) : "memory");
+}
 // Keeps what touches these registers on its side.
 template <int N> __device__ __forceinline__ void hold(float (&d)[N]) {
 #pragma unroll

@@ -1,7 +1,8 @@
 """Compiles a kernel file for Hopper once, keeps it, and launches its kernels through the driver.
 
 NVRTC is what compiles: torch brings it, so that no toolkit is needed, and takes half a second where nvcc takes many.
-It has no headers; kernel files name their types themselves.
+It has no headers; kernel files name their types themselves, and what they include of the headers beside them is put in
+their place.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import re
 import struct
 import tempfile
 from collections.abc import Sequence
@@ -27,6 +29,7 @@ ARCH = "sm_90a"
 """What these kernels are written for: Hopper, with the instructions that only it has."""
 _SOURCES = Path(__file__).parent
 _OPTIONS = (f"--gpu-architecture={ARCH}", "--std=c++17", "--device-as-default-execution-space")
+_INCLUDE = re.compile(rb'^#include "(\w+\.h)"$', re.MULTILINE)
 _MOST_SHARED, _AFTER_START = 8, 6  # Of the driver's header: an attribute of functions, one of launches.
 
 
@@ -60,7 +63,7 @@ def compiled(name: str, macros: Sequence[str] = ()) -> bytes:
     compiler = _compiler()
     if compiler is None:
         raise UnsupportedError("no NVRTC for the CUDA kernels", hint="choose other providers with --ops")
-    source = (_SOURCES / f"{name}.cu").read_bytes()
+    source = _source(f"{name}.cu")
     options = [*_OPTIONS, *(f"-D{macro}" for macro in macros)]
     version = (ctypes.c_int * 2)()
     compiler.nvrtcVersion(ctypes.byref(version), ctypes.byref(version, ctypes.sizeof(ctypes.c_int)))
@@ -75,6 +78,12 @@ def compiled(name: str, macros: Sequence[str] = ()) -> bytes:
                 file.write(code)
             os.replace(file.name, target)
         return target.read_bytes()
+
+
+def _source(name: str) -> bytes:
+    """A kernel file with what it includes in place."""
+    text = (_SOURCES / name).read_bytes()
+    return _INCLUDE.sub(lambda found: (_SOURCES / found[1].decode()).read_bytes(), text)
 
 
 def _compile(compiler: ctypes.CDLL, name: str, source: bytes, options: Sequence[str]) -> bytes:

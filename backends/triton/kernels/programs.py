@@ -32,6 +32,13 @@ def shared_memory(device: torch.device) -> int:
 
 
 @cache
+def arch(device: torch.device) -> str:
+    """NVIDIA's name of what Triton compiles for, as `sm_90`; empty for every other device."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return ""
+    return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+
+
 def is_hopper(device: torch.device) -> bool:
     """Whether Triton compiles for NVIDIA's sm_90."""
-    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device)[0] == 9
+    return arch(device) == "sm_90"

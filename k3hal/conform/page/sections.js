@@ -149,6 +149,7 @@ function drawEndToEnd() {
   const columns = [
     ["Model"],
     ["dtype"],
+    ["Providers"],
     ["Status"],
     ...numbers,
     ["Operators run", "n"],
@@ -158,6 +159,7 @@ function drawEndToEnd() {
   const lines = results.map((one) => [
     one.preset,
     one.dtype,
+    one.variant ?? "default",
     statusBadge(one.status),
     typeof one.top1 === "number" ? `${number(100 * one.top1)} %` : "–",
     ...["kl_mean", "kl_max", "rms"].map((name) => (one[name] === null ? "–" : number(one[name]))),

@@ -40,6 +40,11 @@ class PrefixIndex:
         self._store, self.policy, self._stats, self._clock = store, policy, stats, clock
         self._page_moved = page_moved
 
+    @property
+    def num_units(self) -> int:
+        """Match units whose KV is held."""
+        return sum((node.end - node.start) // self.tree.unit for node in self.tree.nodes())
+
     def match(self, keys: UnitKeys, token_ids: np.ndarray, limit: int) -> Match:
         return self.tree.match(keys, token_ids, limit)
 

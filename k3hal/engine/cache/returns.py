@@ -24,6 +24,16 @@ def age_of(prompts: np.ndarray) -> np.ndarray:
     return np.minimum((2 * np.log2(1 + np.maximum(prompts, 0))).astype(np.int64), _AGES - 1)
 
 
+def _stretches(bins: np.ndarray) -> np.ndarray:
+    """`[age, end]`: the sum of the bins from each to each later one; elsewhere nothing that means anything."""
+    upto = np.cumsum(bins)
+    return upto[None] - (upto - bins)[:, None]
+
+
+_STRETCHES = _stretches(_WIDTHS)
+_LATER = np.triu(np.ones((_AGES, _AGES), bool))
+
+
 class Waits:
     """How long things waited until they came again: those that came once before, and those that came more often.
 
@@ -55,12 +65,12 @@ class Waits:
         smooth = np.stack([np.convolve(np.pad(row, 1, mode="edge"), _SMOOTH, "valid") for row in share])
         smooth /= smooth.sum(axis=1, keepdims=True)
         gone = np.cumsum(smooth, axis=1) - smooth / 2
-        chance = np.linspace(0, 1, _LEVELS)[:, None]
+        chance = np.linspace(0, 1, _LEVELS)[:, None, None]
         for again in range(2):
-            for age in range(_AGES):
-                comes = np.cumsum(chance * smooth[again, age:], axis=1)
-                kept = np.cumsum(_WIDTHS[age:] * (1 - chance * gone[again, age:]), axis=1)
-                self.index[again, :, age] = (comes / np.maximum(kept, 1e-12)).max(axis=1)
+            # What comes, and the time kept, from each age (rows) to the end of each later bin: sums over a stretch.
+            comes = chance * _stretches(smooth[again])
+            kept = _STRETCHES - chance * _stretches(_WIDTHS * gone[again])
+            self.index[again] = np.where(_LATER, comes / np.maximum(kept, 1e-12), 0.0).max(axis=2)
 
     def worth(self, chance: np.ndarray, again: np.ndarray, prompts: np.ndarray) -> np.ndarray:
         """The index of things of these chances that have waited so long."""
