@@ -141,6 +141,9 @@ class PrefixTree:
             return
         node = self.numbered[owner] if owner >= 0 else self.root
         assert node is not None
+        if names == 1 and (places := np.flatnonzero(node.pages == old)).size:
+            node.pages[places] = new
+            return
         first, last = self._span(node, old)
         while node.start >= first and node.parent is not None:
             node = node.parent
