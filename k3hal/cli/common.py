@@ -39,24 +39,6 @@ MaxNumSeqs = Annotated[int | None, typer.Option("--max-num-seqs", metavar="N", h
 MaxNumBatchedTokens = Annotated[
     int | None, typer.Option("--max-num-batched-tokens", metavar="N", help="Most tokens in a step.")
 ]
-PrefixCachePolicy = Annotated[
-    str | None,
-    typer.Option(
-        "--prefix-cache-policy",
-        metavar="POLICY",
-        help="Which prefixes are kept: cost, second-hit, prompt, interval or none.  [default: cost]",
-    ),
-]
-PrefixMatchUnit = Annotated[
-    int | None,
-    typer.Option("--prefix-match-unit", metavar="N", help="Tokens in which prefixes are compared.  [default: 128]"),
-]
-RetentionInterval = Annotated[
-    int | None,
-    typer.Option(
-        "--prefix-cache-retention-interval", metavar="N", help="Tokens between kept states, for the policy interval."
-    ),
-]
 Tokenizer = Annotated[
     Path | None, typer.Option("--tokenizer", metavar="DIR", help="Folder of tiktoken.model; default: the model's.")
 ]

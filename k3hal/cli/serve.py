@@ -19,12 +19,10 @@ from k3hal.cli.common import (
     MemoryBudget,
     Ops,
     Plan,
-    PrefixCachePolicy,
-    PrefixMatchUnit,
-    RetentionInterval,
     Tokenizer,
     settings_from,
 )
+from k3hal.cli.serve_flags import PrefixCachePolicy, PrefixMatchUnit, RetentionInterval
 from k3hal.errors import UsageError
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ class PrefixIndex:
         self.tree = PrefixTree(
             unit, geometry.page_tokens, store.pool.num_pages, store.hold_in_index, store.drop_from_index
         )
-        self.table = SnapshotTable(store.run, geometry.page_tokens)
+        self.table = SnapshotTable(store.run)
         self.seen = SeenUnits()
         self._store, self.policy, self._stats, self._clock = store, policy, stats, clock
         self._page_moved = page_moved
@@ -53,7 +53,6 @@ class PrefixIndex:
         now, entry = self._clock(), node.entry
         self.policy.reused(self.table, entry, now)
         self.table.used[entry] = now
-        self.table.uses[entry] += 1
 
     def make_room(self, pages: int, *, slot: bool) -> bool:
         """See that `pages` pages, and beside them a slot if asked for, are free. False when there is no way to."""

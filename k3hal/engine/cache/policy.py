@@ -51,7 +51,6 @@ class PromptFacts:
     donor: int
     boundaries: tuple[int, ...]
     names: PrefixNames
-    now: float
     memo: list[Any] = field(default_factory=list)
     """What a policy noted of this prompt, for its own later use."""
 
@@ -97,7 +96,7 @@ class RetentionPolicy(Protocol):
         ...
 
     def reused(self, table: SnapshotTable, entry: int, now: float) -> None:
-        """A prompt began with the snapshot; `used` and `uses` are still those from before."""
+        """A prompt begins with the snapshot; `used` is still that from before."""
         ...
 
     def dropped(self, table: SnapshotTable, entry: int, now: float) -> None:

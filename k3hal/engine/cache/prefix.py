@@ -50,7 +50,6 @@ class PrefixCache:
         self._stops = RowStops(max_rows)
         self.next_stop = self._stops.next
         self._seed = secrets.token_bytes(32) if seed is None else seed
-        self._clock = clock
         self._store = PageStore(num_runs, geometry.pages_per_slot)
         self.index = PrefixIndex(
             geometry, self._store, policy, match_unit, self.stats, clock, page_moved=self._rename_in_rows
@@ -214,7 +213,6 @@ class PrefixCache:
             donor=self.index.seen.donor(chain, seen),
             boundaries=keys.context.boundaries,
             names=PrefixNames(keys, token_ids),
-            now=self._clock(),
         )
 
     def _occupy(self, row: int, node: Node | None, path: np.ndarray, shared: np.ndarray, fresh: int) -> None:

@@ -10,7 +10,7 @@ from k3hal.engine.cache.tree import NO_SLOT, Node, below
 
 NONE = -1
 _COLUMNS = (
-    "live", "position", "gap", "kv_pages", "parent", "kind", "uses", "created", "used", "score",
+    "live", "position", "gap", "kv_pages", "parent", "kind", "used", "score",
 )  # fmt: skip
 
 
@@ -19,12 +19,12 @@ class SnapshotTable:
 
     `position` tokens before the snapshot; `gap` how many of them would be computed anew without it, the nearest one
     before it (`parent`, an entry or -1) staying; `kv_pages` pages that only it needs; `kind` what it was taken for
-    (`policy.Kind`); `created` and `used` seconds; `uses` how often a prompt began with it; `score` is the
-    policy's verdict. `run` is the pages of a snapshot's state.
+    (`policy.Kind`); `used` seconds, when it was taken or a prompt last began with it; `score` is the policy's verdict.
+    `run` is the pages of a snapshot's state.
     """
 
-    def __init__(self, run: int, page_tokens: int) -> None:
-        self.run, self.page_tokens = run, page_tokens
+    def __init__(self, run: int) -> None:
+        self.run = run
         self.nodes: list[Node | None] = []
         self.live = np.zeros(0, bool)
         self.position = np.zeros(0, np.int64)
@@ -32,8 +32,6 @@ class SnapshotTable:
         self.kv_pages = np.zeros(0, np.int64)
         self.parent = np.zeros(0, np.int64)
         self.kind = np.zeros(0, np.int64)
-        self.uses = np.zeros(0, np.int64)
-        self.created = np.zeros(0, np.float64)
         self.used = np.zeros(0, np.float64)
         self.score = np.zeros(0, np.float64)
         self._free: list[int] = []
@@ -52,8 +50,7 @@ class SnapshotTable:
         entry = self._free.pop()
         self.nodes[entry], node.entry = node, entry
         self.live[entry] = True
-        self.position[entry], self.kind[entry], self.uses[entry] = node.end, kind, 0
-        self.created[entry] = self.used[entry] = now
+        self.position[entry], self.kind[entry], self.used[entry] = node.end, kind, now
         parent = _snapshot_above(node)
         self._link(entry, parent.entry if parent else NONE)
         for later in _snapshots_below(node):

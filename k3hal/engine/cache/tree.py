@@ -82,18 +82,6 @@ class PrefixTree:
         path, at = self._walk(bytes(keys.chain(token_ids)), units)
         return Match(self._snapshot_on(path, at, keys, token_ids, limit), at * self.unit)
 
-    def find(self, keys: UnitKeys, token_ids: np.ndarray) -> Node | None:
-        """The node that ends with exactly these tokens, if there is one."""
-        size = token_ids.size
-        path, at = self._walk(bytes(keys.chain(token_ids)), size // self.unit)
-        node = path[-1]
-        if at * self.unit + size % self.unit != size or node.end != at * self.unit:
-            return None
-        if not size % self.unit:
-            return node
-        tails = node.tails.get(size)
-        return tails.get(keys.tail(token_ids)) if tails else None
-
     def insert(self, keys: UnitKeys, token_ids: np.ndarray, pages: np.ndarray) -> Node:
         """The node that ends with exactly these tokens, made where missing of `pages`, those of the whole sequence."""
         units = token_ids.size // self.unit
@@ -141,6 +129,9 @@ class PrefixTree:
             return
         node = self.numbered[owner] if owner >= 0 else self.root
         assert node is not None
+        if names == 1 and (places := np.flatnonzero(node.pages == old)).size:
+            node.pages[places] = new
+            return
         first, last = self._span(node, old)
         while node.start >= first and node.parent is not None:
             node = node.parent
