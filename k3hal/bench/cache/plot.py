@@ -25,7 +25,7 @@ def save_plot(report: Mapping[str, Any], path: Path) -> list[Path]:
 
     sweep, settings = report["sweep"], report["settings"]
     budgets = [budget / 1e9 for budget in sweep["budgets"]]
-    figure = Figure(figsize=(8, 5.2), dpi=110, layout="constrained")
+    figure = Figure(figsize=(8.6, 4.8), dpi=110, layout="constrained")
     axes = figure.subplots()
     axes.fill_between(budgets, sweep["oracle"], sweep["bound"], color="0.88", linewidth=0)
     axes.plot(budgets, sweep["bound"], "-", color="0.6", linewidth=1, label="proven bound")
@@ -45,7 +45,7 @@ def save_plot(report: Mapping[str, Any], path: Path) -> list[Path]:
     axes.grid(True, alpha=0.3)
     axes.set(xlabel=f"GB a rank (TP{settings['tp']}, {settings['kv']} KV)", ylabel="prompt tokens that hit")
     axes.set_title(f"{Path(report['trace']['name']).name}, {report['trace']['requests']} requests, {settings['mode']}")
-    axes.legend(fontsize=8, loc="best")
+    figure.legend(fontsize=8, loc="outside right center")
     files = [path.with_suffix(suffix) for suffix in (".png", ".svg")]
     try:
         with rc_context({"svg.fonttype": "none"}):  # words stay words, to be searched and read aloud
