@@ -96,8 +96,16 @@ def _check(asked: dict[str, Any]) -> None:
         ]
         if given:
             raise UsageError(f"--{given[0].replace('_', '-')} is about vLLM, not about --for k3hal")
-    if asked["inventory"] and (asked["hardware"] or asked["nodes"]):
-        raise UsageError("--inventory says which machines there are", hint="leave out --hardware and --nodes")
+    if asked["inventory"]:
+        _check_inventory(asked, forms)
+
+
+def _check_inventory(asked: dict[str, Any], forms: list[str]) -> None:
+    """Raise `UsageError` for what is about one plan, not about a list of machines."""
+    names = ("hardware", "nodes", "prefill_nodes", "decode_nodes", "explain", "capacity", "workload")
+    for name in (*names, *(form for form in forms if form != "as_json")):
+        if asked[name]:
+            raise UsageError(f"--{name.replace('_', '-')} is about one plan, --inventory about a list of machines")
 
 
 def _deployment(asked: dict[str, Any]) -> Deployment:
@@ -110,7 +118,7 @@ def _deployment(asked: dict[str, Any]) -> Deployment:
 
 def _request(asked: dict[str, Any]) -> PlanRequest:
     from k3hal.plan.features import feature_names
-    from k3hal.plan.here import hardware_here
+    from k3hal.plan.here import hardware_here, strategy_here
     from k3hal.plan.recipe_toml import builtin_recipe
     from k3hal.plan.request import PlanRequest, user_tokens
 
@@ -120,12 +128,14 @@ def _request(asked: dict[str, Any]) -> PlanRequest:
         recipe = read_recipe(asked["recipe"])
     else:
         recipe = builtin_recipe()
-    offload = asked["kv_offload"]
-    names = ("strategy", "variant", "nodes", "prefill_nodes", "decode_nodes", "model", "context", "concurrency")
+    offload, named = asked["kv_offload"], asked["hardware"] or asked["inventory"]
+    machine = _hardware(asked["hardware"]) if named else hardware_here()
+    names = ("variant", "nodes", "prefill_nodes", "decode_nodes", "model", "context", "concurrency")
     _check_model(asked["model"])
     return PlanRequest(
         recipe=recipe,
-        hardware=_hardware(asked["hardware"]) if asked["hardware"] or asked["inventory"] else hardware_here(),
+        hardware=machine,
+        strategy=asked["strategy"] or (None if named else strategy_here(machine, recipe)),
         features=feature_names(recipe, asked["features"]),
         user_args=user_tokens(asked["set_"] or []),
         kv_args=("--kv-offloading-size", f"{offload:g}", "--kv-offloading-backend", "native") if offload else (),

@@ -21,6 +21,7 @@ class Node:
         self.data: Mapping[str, Any] = value
         self.where = where
         self._asked: set[str] = set()
+        self._children: dict[str, Node] = {}
 
     def has(self, key: str) -> bool:
         return self.data.get(key) is not None
@@ -67,7 +68,9 @@ class Node:
     def child(self, key: str) -> Node:
         """The mapping under `key`, empty where there is none."""
         self._asked.add(key)
-        return Node(self.data[key] if self.has(key) else {}, f"{self.where}: {key}")
+        if key not in self._children:
+            self._children[key] = Node(self.data[key] if self.has(key) else {}, f"{self.where}: {key}")
+        return self._children[key]
 
     def children(self, key: str) -> Iterator[tuple[str, Node]]:
         """The mappings under `key`, by name, in the file's order."""
@@ -84,6 +87,11 @@ class Node:
 
     def unused(self) -> list[str]:
         return [key for key in self.data if key not in self._asked]
+
+    def unused_below(self) -> list[str]:
+        """Keys that nobody asked for, here and in every mapping below, with the keys that lead to them."""
+        below = [f"{key}.{name}" for key, child in self._children.items() for name in child.unused_below()]
+        return [*self.unused(), *below]
 
     def refuse_unknown(self, known: tuple[str, ...]) -> None:
         """Raise `InputError` for a key outside `known`."""

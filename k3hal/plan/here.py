@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from k3hal.plan.hardware import Hardware, known_hardware
+from k3hal.plan.recipe import Recipe
 from k3hal.plan.refusal import RefusedPlanError
+
+
+def strategy_here(hardware: Hardware, recipe: Recipe) -> str | None:
+    """The recipe's default for a machine with fewer accelerators than its kind: it is not one of many equal nodes."""
+    return recipe.default_strategy if hardware != known_hardware()[hardware.id] else None
 
 
 def hardware_here() -> Hardware:

@@ -36,7 +36,8 @@ class Stock:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one kind of machine runs: a plan and how many copies of it, or why none."""
+    """What one kind of machine runs: a plan and how many copies of it, or why none. `command` gives the plan; nodes
+    with fewer accelerators than their kind have none."""
 
     stock: Stock
     plan: Deployment | None
@@ -99,7 +100,8 @@ def inventory_text(shares: list[Share]) -> Iterator[str]:
         idle = share.stock.nodes - share.replicas * share.plan.nodes
         rest = f", {idle} idle" if idle else ""
         yield f"{machine}: {share.replicas} x {share.plan.strategy} on {share.plan.nodes} node(s) each{rest}"
-        yield f"    {share.command}"
+        if share.command:
+            yield f"    {share.command}"
         for warning in share.plan.warnings:
             yield f"    warning: {warning}"
     yield f"{sum(share.replicas for share in shares)} copies of the model in all"
@@ -137,7 +139,8 @@ def _share(stock: Stock, request: PlanRequest) -> Share:
             best = (rank, plan, candidate)
     if best is None:
         return Share(stock, None, 0, refusal)
-    return Share(stock, best[1], best[0][1], command=command(best[2], best[1]))
+    whole = stock.hardware == known_hardware()[stock.hardware.id]
+    return Share(stock, best[1], best[0][1], command=command(best[2], best[1]) if whole else "")
 
 
 def _candidates(request: PlanRequest) -> Iterator[PlanRequest]:

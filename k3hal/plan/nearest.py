@@ -17,6 +17,7 @@ from k3hal.plan.refusal import RefusedPlanError
 from k3hal.plan.request import PlanRequest
 from k3hal.plan.shell import quoted
 from k3hal.plan.strategies import find_strategy, known_strategies
+from k3hal.plan.weights import model_config
 
 _ORDER = ("single_node_tp", "multi_node_tp_pp", "multi_node_tp", "multi_node_tep", "multi_node_tp_dp", "multi_node_dep")
 
@@ -48,8 +49,16 @@ def nearest_plan(request: PlanRequest) -> tuple[PlanRequest, Deployment] | None:
 
 
 def candidates(request: PlanRequest) -> Iterator[PlanRequest]:
-    """Ever further from what was asked: fewer features, other nodes, another strategy, variant, machine, less cache."""
+    """Ever further from what was asked: whole nodes where these have fewer GPUs than their kind, fewer features, other
+    nodes, less cache, another strategy, variant, machine."""
+    whole = known_hardware().get(request.hardware.id, request.hardware)
+    if whole != request.hardware:
+        request = replace(request, hardware=whole)
+        yield request
     yield from _without_features(request)
+    if request.model:
+        limit = model_config(request.model).max_position_embeddings
+        yield replace(request, user_args=(*request.user_args, "--max-model-len", str(limit)))
     free = replace(request, nodes=None, prefill_nodes=None, decode_nodes=None)
     yield free
     if request.strategy is None:

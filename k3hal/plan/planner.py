@@ -134,6 +134,10 @@ def _groups(choice: Choice, counts: list[NodeCount], model_id: str) -> tuple[Gro
         role = Role(name, choice.strategy.roles[name], rules.roles.get(name, RoleRules("tp")))
         # A tp or tep pool spans all its accelerators, whatever `tp` a recipe gives it.
         tp = role.rules.tp if role.rules.layout == "dep" else None
+        if tp and gpus % tp:
+            raise RefusedPlanError(
+                f"the {name} pool's tensor-parallel size of {tp} does not divide a node's {gpus} GPUs"
+            )
         groups.append(role_group(choice, role, layout_of(role.rules.layout, count.nodes, gpus, tp), model_id))
     return tuple(groups)
 

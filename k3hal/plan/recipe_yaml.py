@@ -10,6 +10,7 @@ import yaml
 
 from k3hal.errors import InputError
 from k3hal.plan.fields import Node
+from k3hal.plan.hardware import known_hardware
 from k3hal.plan.recipe import Feature, On, Patch, Recipe, RoleRules, StrategyRules, Variant
 from k3hal.plan.recipe_toml import layout_of, min_gpus_of, read_toml
 from k3hal.plan.strategies import ROLES, known_strategies
@@ -52,7 +53,7 @@ def read_yaml(text: str, where: str) -> Recipe:
         baseline=_on(root, "hardware_overrides"),
         min_gpus=_hardware_bars(bars),
         image=model.text("docker_image", None),
-        unused=_unused(root, model),
+        unused=_unused(root),
     )
 
 
@@ -76,13 +77,20 @@ def _text(path: Path) -> str:
         raise InputError(f"{path}: not UTF-8 at byte {error.start}") from error
 
 
-def _unused(root: Node, model: Node) -> tuple[str, ...]:
+def _unused(root: Node) -> tuple[str, ...]:
     """Keys that say something and are not planned with; prose and install notes are none."""
     for key in ("guide", "dependencies", "compatible_strategies"):
         root.raw(key)
     for key in ("min_vllm_version", "install", "parameter_count", "active_parameters"):
-        model.raw(key)
-    return (*root.unused(), *(f"model.{key}" for key in model.unused()))
+        root.child("model").raw(key)
+    for key in ("meta", "strategy_min_gpus"):
+        root.child(key).take_all()
+    root.child("meta").child("hardware").take_all()
+    for group in ("variants", "features"):
+        for _, node in root.children(group):
+            for key in ("description", "label"):
+                node.raw(key)
+    return tuple(root.unused_below())
 
 
 def _on(node: Node, key: str) -> On:
@@ -100,9 +108,9 @@ def _variant(name: str, node: Node, model_id: str) -> Variant:
     return Variant(
         name,
         node.text("model_id", model_id),
-        node.text("precision"),
+        node.text("precision", "bf16"),
         node.number("vram_minimum_gb"),
-        node.texts("supported_hardware"),
+        node.texts("supported_hardware", tuple(known_hardware())),
         Patch(node.texts("extra_args"), node.strings("extra_env"), node.text("docker_image", None)),
         _on(node, "hardware_overrides"),
         node.whole("tp", None),
