@@ -39,7 +39,7 @@ Concurrency = Annotated[
     int | None, typer.Option("--concurrency", metavar="N", min=1, help="Sequences that must fit at once.")
 ]
 KvOffload = Annotated[
-    float | None, typer.Option("--kv-offload", metavar="GB", help="Host memory for KV that leaves the accelerators.")
+    float | None, typer.Option("--kv-offload", metavar="GIB", help="Host memory for KV that leaves the accelerators.")
 ]
 Shell = Annotated[bool, typer.Option("--shell", help="Print a shell script.")]
 K8s = Annotated[bool, typer.Option("--k8s", help="Print Kubernetes objects.")]

@@ -54,8 +54,13 @@ def compose(plan: Deployment) -> str:
             **_compose_devices(plan.hardware),
         }
     if plan.router:
-        command = [_VARIABLE.sub(r"${\1}", token) for token in plan.router]
-        services["router"] = {"image": plan.image, "network_mode": "host", "entrypoint": [], "command": command}
+        command = [_VARIABLE.sub(r"${\1}", token) for token in plan.router[1:]]
+        services["router"] = {
+            "image": plan.image,
+            "network_mode": "host",
+            "entrypoint": [plan.router[0]],
+            "command": command,
+        }
     return yaml.dump({"services": services}, Dumper=_Plain, sort_keys=False, width=10_000)
 
 

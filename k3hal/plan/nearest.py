@@ -23,10 +23,15 @@ _ORDER = ("single_node_tp", "multi_node_tp_pp", "multi_node_tp", "multi_node_tep
 
 
 def plan_or_refuse(request: PlanRequest) -> Deployment:
-    """The plan, or a `RefusedPlanError` whose hint is a command for the nearest plan that works."""
+    """The plan, or a `RefusedPlanError` whose hint is a command for the nearest plan that works.
+
+    Where no number of nodes is given, it is the fewest that hold the cache asked for.
+    """
     try:
         return make_deployment(request)
     except RefusedPlanError as refusal:
+        if larger := _with_room(request):
+            return larger
         found = nearest_plan(request)
         hint = f"nearest plan that works: {command(*found)}" if found else "no plan of this recipe works"
         if refusal.hint:
@@ -118,9 +123,22 @@ def _runs(request: PlanRequest, name: str, strategy: str) -> bool:
     return True
 
 
+def _with_room(request: PlanRequest) -> Deployment | None:
+    """A plan that is only refused because its fewest nodes do not hold the cache asked for, on more of them."""
+    if request.nodes or not (request.context or request.concurrency):
+        return None
+    for candidate in _more_nodes(request):
+        try:
+            return make_deployment(candidate)
+        except RefusedPlanError:
+            continue
+    return None
+
+
 def _more_nodes(request: PlanRequest) -> Iterator[PlanRequest]:
-    strategy = find_strategy(request.strategy) if request.strategy else None
-    if strategy and strategy.span == "multi":
+    default = default_strategy(request.recipe, request.hardware)
+    strategy = find_strategy(request.strategy) if request.strategy else default
+    if strategy.span == "multi":
         for nodes in range(1, strategy.max_nodes + 1):
             yield replace(request, nodes=nodes)
 

@@ -14,14 +14,14 @@ from k3hal.plan.launch import Group, aggregated_group, role_group, router_argv
 from k3hal.plan.layers import Choice, Role
 from k3hal.plan.layout import Layout, layout_of
 from k3hal.plan.recipe import Recipe, RoleRules, Variant
-from k3hal.plan.recipe_toml import builtin_recipe
+from k3hal.plan.recipe_toml import about_kimi_k3
 from k3hal.plan.refusal import RefusedPlanError
 from k3hal.plan.request import PlanRequest, find_variant
 from k3hal.plan.sizes import NodeCount, aggregated_nodes, pool_nodes, refuse_small
 from k3hal.plan.strategies import ROLES, Strategy, find_strategy, known_strategies
 from k3hal.plan.weights import ModelWeights, model_config
 
-IMAGES = {"NVIDIA": "vllm/vllm-openai:latest", "AMD": "vllm/vllm-openai-rocm:latest"}
+IMAGES = {"NVIDIA": "vllm/vllm-openai", "AMD": "vllm/vllm-openai-rocm"}
 
 
 def make_deployment(request: PlanRequest) -> Deployment:
@@ -90,7 +90,7 @@ def model_weights(request: PlanRequest, variant: Variant) -> tuple[ModelWeights 
 
     (None, None): a recipe of a model whose manifest is not known.
     """
-    ours = request.recipe.model_id == builtin_recipe().model_id
+    ours = about_kimi_k3(request.recipe)
     if request.model is None:
         return (published_weights(variant.precision) if ours else None), None
     weights = ModelWeights(model_config(request.model))
@@ -102,7 +102,9 @@ def model_weights(request: PlanRequest, variant: Variant) -> tuple[ModelWeights 
 def image_of(recipe: Recipe, variant: Variant, hardware: Hardware) -> str | None:
     exact = variant.on.get(hardware.id)
     named = (exact.image if exact else None) or variant.patch.image or recipe.image
-    return named or IMAGES.get(hardware.brand)
+    if named or hardware.brand not in IMAGES:
+        return named
+    return f"{IMAGES[hardware.brand]}:{'nightly' if recipe.nightly else 'latest'}"
 
 
 def _bars(recipe: Recipe, strategy: Strategy, hardware: Hardware, *, own: bool) -> tuple[Bar, ...]:

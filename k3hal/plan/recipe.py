@@ -84,7 +84,8 @@ class StrategyRules:
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """A model's deployment recipe. `baseline` holds the flags of each hardware generation, `min_gpus` the fewest
-    accelerators on a machine, for any strategy or by strategy; `source` is the file it was read from."""
+    accelerators on a machine, for any strategy or by strategy; `source` is the file it was read from; `nightly` asks
+    for the images of that name."""
 
     id: str
     source: str
@@ -101,6 +102,7 @@ class Recipe:
     baseline: On
     min_gpus: Mapping[str, int | Mapping[str, int]]
     image: str | None = None
+    nightly: bool = False
     unused: tuple[str, ...] = ()
 
     def rules(self, strategy: str) -> StrategyRules:

@@ -23,6 +23,11 @@ def builtin_recipe() -> Recipe:
     return read_toml((files("k3hal.plan") / "data" / "kimi_k3.toml").read_text("utf-8"), "kimi_k3.toml")
 
 
+def about_kimi_k3(recipe: Recipe) -> bool:
+    """Whether a recipe is for the model whose config comes with this package."""
+    return recipe.model_id == builtin_recipe().model_id
+
+
 def read_toml(text: str, where: str) -> Recipe:
     """Raises `InputError`, one line naming the file and the key."""
     try:

@@ -53,6 +53,7 @@ def read_yaml(text: str, where: str) -> Recipe:
         baseline=_on(root, "hardware_overrides"),
         min_gpus=_hardware_bars(bars),
         image=model.text("docker_image", None),
+        nightly=model.flag("nightly_required") or "nightly" in str(model.raw("min_vllm_version")),
         unused=_unused(root),
     )
 

@@ -9,6 +9,7 @@ from k3hal.plan.gate import Bar
 from k3hal.plan.hardware import Hardware
 from k3hal.plan.layout import layout_of
 from k3hal.plan.recipe import RoleRules, Variant
+from k3hal.plan.recipe_toml import about_kimi_k3
 from k3hal.plan.refusal import RefusedPlanError
 from k3hal.plan.request import PlanRequest
 from k3hal.plan.strategies import ROLES, Strategy
@@ -100,7 +101,9 @@ def _refuse_division(layout: str, nodes: int, request: PlanRequest, strategy: St
 
 
 def _indivisible(kind: str, nodes: int, request: PlanRequest) -> str | None:
-    """Why the model cannot be divided like this; heads and experts are those of Kimi K3 or of `--model`."""
+    """Why the model cannot be divided like this; None if it can, or nothing is known of its heads and experts."""
+    if request.model is None and not about_kimi_k3(request.recipe):
+        return None
     config = model_config(request.model)
     layout = layout_of(kind, nodes, request.hardware.gpus)
     if layout.tp > 1 and (config.num_heads % layout.tp or config.kda_heads % layout.tp):

@@ -54,7 +54,7 @@ def _speed(plan: Deployment, group: Group) -> Speed:
     device, config, layout = describe(plan.hardware.id), plan.weights.config, group.layout
     sizes = plan.weights.by_kind
     memory = plan.memory[plan.groups.index(group)]
-    total = layout.total
+    total = layout.tp * layout.pp * layout.dp
     return Speed(
         flops=device.flops["bfloat16"] * total * COMPUTE_EFFICIENCY,
         bandwidth=device.bandwidth * total * BANDWIDTH_EFFICIENCY,

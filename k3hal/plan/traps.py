@@ -89,10 +89,11 @@ def _conflicts(decision: Decision, group: Group, many: bool) -> Iterator[str]:
     for old in decision.unified():
         yield f"{_shown(old)} and {_shown(chosen)} are one flag: the later one stands{where}"
     for old in decision.overrode:
-        if old.layer == "set" and chosen.layer != "set" and (old.value, old.flag) != (chosen.value, chosen.flag):
+        mine = old.layer == "set" or old.layer.startswith("role:")
+        if mine and chosen.layer not in ("set", old.layer) and (old.value, old.flag) != (chosen.value, chosen.flag):
             yield f"{_shown(old)} loses to {_shown(chosen)}, which comes later{where}"
     if chosen.layer == "set" and any(old.layer == "parallel" for old in decision.overrode):
-        yield f"{_shown(chosen)} overrides what the layout was computed with: memory was not"
+        yield f"{_shown(chosen)} overrides the computed layout, and memory is that of the layout"
 
 
 def _features_left_on(plan: Deployment, choice: Choice) -> Iterator[str]:
@@ -105,7 +106,7 @@ def _features_left_on(plan: Deployment, choice: Choice) -> Iterator[str]:
             if decision.chosen.key not in keys or feature.opt_in or not from_baseline:
                 continue
             if name in plan.features:
-                yield f"{decision.chosen.flag} is in {from_baseline} and in feature {name}"
+                yield f"{decision.chosen.flag} is set by {from_baseline} too: without feature {name} it would stay on"
             else:
                 yield f"{decision.chosen.flag} stays on from {from_baseline} although feature {name} is off"
 

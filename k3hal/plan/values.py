@@ -38,7 +38,10 @@ def utilization(group: Group) -> float:
 
 
 def graph_mode(group: Group) -> str:
-    """`cudagraph_mode` of `--compilation-config`, NONE under `--enforce-eager`, `default` where nothing says so."""
+    """`cudagraph_mode` of `--compilation-config`, NONE under `--enforce-eager`, `default` where nothing says so.
+
+    Raises `UsageError` for a configuration that is not JSON.
+    """
     if group.is_on("enforce-eager"):
         return "NONE"
     text = group.value("compilation-config")
@@ -46,7 +49,7 @@ def graph_mode(group: Group) -> str:
         return "default"
     try:
         config = json.loads(text)
-    except ValueError:
-        return "default"
+    except ValueError as error:
+        raise UsageError(f"--compilation-config is {text!r:.60}", hint="expected JSON") from error
     mode = config.get("cudagraph_mode") if isinstance(config, dict) else None
     return mode if isinstance(mode, str) else "default"

@@ -110,11 +110,19 @@ def test_what_is_asked_for_counts(plan: Plan) -> None:
     assert headroom("--context 131072 --concurrency 4 --set --enforce-eager") >= base
 
 
+def test_nodes_are_added_for_the_cache_asked_for(plan: Plan) -> None:
+    args = "--hardware h200 --strategy multi_node_tp_pp --context 32768"
+    few, many = (plan(f"{args} --concurrency {n} --json").json for n in (1, 150))
+    assert few["nodes"] == 2 < many["nodes"]
+    assert many["fit"]["manifest"]["per_gpu"][0]["max_concurrency"] >= 150
+    assert plan(f"{args} --concurrency 150 --nodes 2").code == 2
+
+
 def test_a_plan_that_fits_the_constant_alone_says_so(plan: Plan) -> None:
     document = plan("--hardware b200 --strategy multi_node_dep --json").json
     assert document["fit"]["ok"] and not document["fit"]["manifest"]["ok"]
     assert "weights alone do not fit" in document["warnings"][0]
-    assert plan("--hardware b200 --strategy multi_node_dep --concurrency 1").code == 2
+    assert plan("--hardware b200 --strategy multi_node_dep --nodes 2 --concurrency 1").code == 2
 
 
 def test_a_copy_of_the_recipe_s_model_keeps_its_bars(plan: Plan, tmp_path: Path) -> None:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from k3hal.errors import UsageError
-from k3hal.plan.hardware import known_hardware
+from k3hal.plan.document import document
+from k3hal.plan.hardware import Hardware, known_hardware
 from k3hal.plan.nearest import plan_or_refuse
 from k3hal.plan.recipe_toml import builtin_recipe
-from k3hal.plan.request import PlanRequest
+from k3hal.plan.refusal import RefusedPlanError
+from k3hal.plan.request import PlanRequest, user_tokens
+from k3hal.plan.strategies import known_strategies
+from k3hal.plan.text import plan_text
 
 from .conftest import Answer
 
@@ -76,6 +84,7 @@ def test_the_nearest_plan_is_one(args: str, plan: Plan) -> None:
         "--hardware b300 --set '--max-model-len many'",
         "--hardware b300 --set '--gpu-memory-utilization 1.5'",
         "--hardware b300 --nodes 0",
+        "--hardware b300 --set '--compilation-config {'",
         "--hardware b300 --decode-nodes 2",
         "--hardware gb200 --strategy pd_cluster --nodes 6 --decode-nodes 4",
         "--hardware b300 --for sglang",
@@ -90,6 +99,68 @@ def test_usage_error_is_one_line(args: str, plan: Plan) -> None:
     answer = plan(args)
     assert answer.code == 4 and answer.err.count("\n") == 1, answer.err
     assert "bug" not in answer.err
+
+
+FLAGS = ["--max-model-len 4096", "--max-num-seqs=2", "--no-enable-prefix-caching", "-tp 3", "--x -1", "--y", "-dcp 5"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    hardware=st.sampled_from(list(known_hardware().values())),
+    gpus=st.integers(1, 16),
+    strategy=st.one_of(st.none(), st.sampled_from(list(known_strategies()))),
+    variant=st.one_of(st.none(), st.sampled_from(list(builtin_recipe().variants))),
+    features=st.lists(st.sampled_from(list(builtin_recipe().features)), unique=True),
+    counts=st.tuples(*[st.one_of(st.none(), st.integers(1, 20))] * 5),
+    sets=st.lists(st.sampled_from(FLAGS), max_size=3),
+)
+def test_any_request_is_a_plan_or_an_error_of_one_line(
+    hardware: Hardware,
+    gpus: int,
+    strategy: str | None,
+    variant: str | None,
+    features: list[str],
+    counts: tuple[int | None, ...],
+    sets: list[str],
+) -> None:
+    size = min(gpus, hardware.gpus)
+    request = PlanRequest(
+        recipe=builtin_recipe(),
+        hardware=replace(hardware, gpus=size, node_gb=hardware.gpu_gb * size),
+        strategy=strategy,
+        variant=variant,
+        features=tuple(features),
+        nodes=counts[0],
+        prefill_nodes=counts[1],
+        decode_nodes=counts[2],
+        context=counts[3] and counts[3] * 4096,
+        concurrency=counts[4],
+        user_args=user_tokens(sets),
+    )
+    try:
+        made = plan_or_refuse(request)
+    except (RefusedPlanError, UsageError) as error:
+        told = error
+    else:
+        assert json.loads(json.dumps(document(made), allow_nan=False)) == document(made)
+        assert "\n" not in "".join(made.warnings) and list(plan_text(made))
+        return
+    assert "\n" not in str(told)
+
+
+def test_flags_of_a_pool_that_the_hardware_overrides_are_told(plan: Plan) -> None:
+    warnings = "\n".join(plan("--hardware mi355x --strategy pd_cluster --json").json["warnings"])
+    assert "--max-num-seqs 8 (role:decode) loses to --max-num-seqs 128 (hardware:amd)" in warnings
+
+
+def test_flags_over_the_computed_layout_are_told(plan: Plan) -> None:
+    warnings = plan("--hardware b300 --set '-tp 4' --json").json["warnings"]
+    assert any("-tp 4 (--set) overrides the computed layout" in warning for warning in warnings)
+
+
+def test_kv_offload_comes_last(plan: Plan) -> None:
+    argv = plan("--hardware b300 --kv-offload 64 --json").json["launches"][0]["argv"]
+    assert argv[-4:] == ["--kv-offloading-size", "64", "--kv-offloading-backend", "native"]
 
 
 def test_a_wrong_strategy_raises_for_callers_too() -> None:
