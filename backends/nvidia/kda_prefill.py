@@ -16,14 +16,13 @@ from k3hal.dispatch import Needs, provides
 from k3hal.dispatch.call import Answer, Call
 from k3hal.dispatch.errors import UnsupportedError
 
-CHUNK, THREADS, HELPERS, LEAST_BOUND = 32, 256, 128, -10.0
-_ROW, _WIDE, _NARROW = 132, 272, 80  # Padded rows in shared memory: of the kernel files.
-OPERANDS = 3 * 35 * 256 + 32 * 256 + 5 * 16 * _WIDE + 32 * _WIDE + 32 * 36 * 4 + 4 * 128 * 4 + 4 * 32 * 4 + 8 * 4
-SWEEP = 4 * (3 * 32 * _WIDE + 128 * _NARROW + 32 * _NARROW + 128 * 4 + 16) + 2 * 32 * _ROW * 4
+CHUNK, THREADS, SWEEPERS, CARRIERS, LEAST_BOUND = 32, 256, 384, 512, -10.0
+_ROW = 132  # Rows in shared memory, padded: of the kernel files.
+OPERANDS = 3 * 35 * 256 + 32 * 256 + 5 * 16 * 272 + 32 * 272 + 32 * 36 * 4 + 4 * 128 * 4 + 4 * 32 * 4 + 8 * 4
+RECORD, STAGES = 277 * 128, 4
+"""Bytes of a chunk's operands of one head, in whole lines: W, Q, N, U, M, what it keeps of a state, U's scale."""
+SWEEP = STAGES * (-(-RECORD // 256) * 256) + 2 * 32 * _ROW * 4
 JOIN = 2 * 128 * 136 * 4 + 2 * 16 * _ROW * 4
-RECORD = 35344
-"""Bytes of a chunk's operands of one head: W, N, U, what it keeps of a state (with a copy of its size), Q and M."""
-_OFFSETS = (0, 8192, 2 * 8192, 3 * 8192, 3 * 8192 + 528, 4 * 8192 + 528)
 _LEAST_SEGMENTS, _LEAST_CHUNKS = 3, 16
 
 
@@ -39,7 +38,7 @@ class OperandArguments(ctypes.Structure):
     """`struct Arguments` of kda_operands.cu."""
 
     _fields_ = (
-        *_pointers("qkv raw_gate beta taps rate bias conv slots starts known w u q n m keep sizes"),
+        *_pointers("qkv raw_gate beta taps rate bias conv slots starts known operands sizes"),
         *_longs("qkv gate beta conv"),
         *((name, ctypes.c_int) for name in ("count", "heads", "places")),
         ("bound", ctypes.c_float),
@@ -50,7 +49,7 @@ class SweepArguments(ctypes.Structure):
     """`struct Arguments` of kda_sweep.cu."""
 
     _fields_ = (
-        *_pointers("w u q n m keep sizes state slots starts known begins carry qkv conv gate norm out"),
+        *_pointers("operands sizes state slots starts known begins carry qkv conv gate norm out"),
         *_longs("state qkv conv gate"),
         *((name, ctypes.c_int) for name in ("count", "tokens", "heads", "segments", "length", "places")),
         ("eps", ctypes.c_float),
@@ -69,30 +68,22 @@ class JoinArguments(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The device's kernels, threads of those that sweep, and how many multiprocessors it has."""
+    """The device's kernels, and how many multiprocessors it has."""
 
     operands: Kernel
     carry: Kernel
     join: Kernel
     sweep: Kernel
-    carry_threads: int
-    sweep_threads: int
     processors: int
 
 
 @cache
-def _kernels(index: int, tiles: int, packed: bool) -> Kernels:
-    """`tiles` of 16 rows of a state a warp; `packed` where all operands of a chunk lie one after the other."""
-    macros = (f"TILES={tiles}", f"PACKED={int(packed)}")
-    carry, sweep = (kernel("kda_sweep", name, macros, SWEEP, index) for name in ("carry", "sweep"))
-    threads = 128 // (16 * tiles) * 32
+def _kernels(index: int) -> Kernels:
     return Kernels(
-        kernel("kda_operands", "operands", macros[1:], OPERANDS, index),
-        carry,
+        kernel("kda_operands", "operands", (), OPERANDS, index),
+        kernel("kda_sweep", "carry", (), SWEEP, index),
         kernel("kda_join", "join", (), JOIN, index),
-        sweep,
-        2 * threads,
-        threads + HELPERS,
+        kernel("kda_sweep", "sweep", (), SWEEP, index),
         torch.cuda.get_device_properties(index).multi_processor_count,
     )
 
@@ -123,9 +114,9 @@ def _sweep(
     kernels: Kernels, arguments: SweepArguments, joined: JoinArguments | None, heads: int, parts: int, count: int
 ) -> None:
     if joined is not None:
-        kernels.carry.launch((heads, parts), kernels.carry_threads, arguments)
-        kernels.join.launch((heads * 8, count), THREADS, joined)
-    kernels.sweep.launch((heads, parts + 1), kernels.sweep_threads, arguments)
+        kernels.carry.launch((heads, parts), CARRIERS, arguments, overlapped=True)
+        kernels.join.launch((heads * 8, count), THREADS, joined, overlapped=True)
+    kernels.sweep.launch((heads, parts + 1), SWEEPERS, arguments, overlapped=True)
 
 
 def _put_back(*caches: tuple[Tensor, Tensor]) -> None:
@@ -135,7 +126,7 @@ def _put_back(*caches: tuple[Tensor, Tensor]) -> None:
             cache_.copy_(copy)
 
 
-def _of(segments: bool = True, tiles: int = 2, packed: bool = False) -> Callable[..., Tensor]:
+def _of(segments: bool = True) -> Callable[..., Tensor]:
     def kda_prefill(
         qkv: Tensor,
         raw_gate: Tensor,
@@ -159,20 +150,19 @@ def _of(segments: bool = True, tiles: int = 2, packed: bool = False) -> Callable
         out = torch.empty((rows, heads * dim), dtype=qkv.dtype, device=device)
         if not rows:
             return out
-        kernels = _kernels(qkv.get_device(), tiles, packed)
+        kernels = _kernels(qkv.get_device())
         qkv, raw_gate, out_gate = aligned(qkv), aligned(raw_gate), aligned(out_gate)
         past, held = aligned(conv_state), aligned(state)
         count = slots.shape[0]
         places = rows // CHUNK + count
         chunks = places * heads
         scratch = torch.empty((chunks * RECORD + chunks * 4,), dtype=torch.uint8, device=device)
-        w, n, u, keep, q, m = (scratch.data_ptr() + i * (1 if packed else chunks) for i in _OFFSETS)
-        sizes = scratch.data_ptr() + chunks * RECORD
+        operands, sizes = scratch.data_ptr(), scratch.data_ptr() + chunks * RECORD
         sequences = slots.data_ptr(), cu_seqlens.data_ptr(), has_state.data_ptr()
         if count:
             inputs = qkv, raw_gate, beta_logits, conv_weight, A_log, dt_bias, past
             strides = (x.stride(0) for x in (qkv, raw_gate, beta_logits, past))
-            pointers = *(x.data_ptr() for x in inputs), *sequences, w, u, q, n, m, keep, sizes
+            pointers = *(x.data_ptr() for x in inputs), *sequences, operands, sizes
             given = OperandArguments(*pointers, *strides, count, heads, places, bound)
             kernels.operands.launch((heads, places), THREADS, given)
         length = segment_length(rows, count, heads, kernels.processors) if segments else 0
@@ -181,7 +171,7 @@ def _of(segments: bool = True, tiles: int = 2, packed: bool = False) -> Callable
         states = torch.empty((3 if length else 0, parts, heads, dim, dim), dtype=torch.float32, device=device)
         begins, carried = states.data_ptr(), states.data_ptr() + parts * heads * dim * dim * 4
         arguments = SweepArguments(
-            w, u, q, n, m, keep, sizes, held.data_ptr(), *sequences, begins, carried, qkv.data_ptr(), past.data_ptr(),
+            operands, sizes, held.data_ptr(), *sequences, begins, carried, qkv.data_ptr(), past.data_ptr(),
             out_gate.data_ptr(), norm_weight.data_ptr(), out.data_ptr(), held.stride(0), qkv.stride(0), past.stride(0),
             out_gate.stride(0), count, rows, heads, parts, length, places, eps,
         )  # fmt: skip
@@ -193,13 +183,7 @@ def _of(segments: bool = True, tiles: int = 2, packed: bool = False) -> Callable
     return kda_prefill
 
 
-TACTICS = {
-    "whole_sequences": _of(segments=False),
-    "one_tile": _of(tiles=1),
-    "packed": _of(packed=True),
-    "packed_one_tile": _of(packed=True, tiles=1),
-}
 kda_prefill = provides(
     "kda_prefill", name="hopper", needs=Needs(dtypes=("bfloat16",)), supports=_supports, prepare=laid_out,
-    graph_safe=True, tactics=TACTICS,
+    graph_safe=True, tactics={"whole_sequences": _of(segments=False)},
 )(_of())  # fmt: skip

@@ -88,6 +88,8 @@ def samples() -> Iterator[Sample]:
     yield _sample("hot", f32, "float32", [9, 30], {"must", "edge", "adversarial"}, q_scale=100.0)
     yield _sample("k3_small", K3_TP8, "bfloat16", [100, 1, 129], {"k3"})
     yield _sample("k3_6_heads", replace(K3_TP8, heads=6), "bfloat16", [65], {"k3"})
+    for heads in (24, 64, 96):
+        yield _sample(f"k3_{heads}_heads", replace(K3_TP8, heads=heads), "bfloat16", [130, 0, 65], {"k3", "edge"})
     fp8 = replace(K3_TP8, kv_dtype="float8_e4m3fn")
     yield _sample("k3_fp8", fp8, "bfloat16", [0, 700, 1, 64], {"k3", "edge"}, strided=True)
     yield _sample("k3_hot", K3_TP8, "bfloat16", [300, 65], {"k3", "adversarial"}, q_scale=100.0)
@@ -97,7 +99,8 @@ def samples() -> Iterator[Sample]:
     for batch in (1, 16, 64):
         lengths = [131_072 - n for n in range(batch)]
         yield _sample(f"bench_128k_batch_{batch}", K3_TP8, "bfloat16", lengths, {"device", "bench"}, large=True)
-    for name, shape, batch in (("fp8", fp8, 1), ("fp8", fp8, 16), ("6_heads", replace(K3_TP8, heads=6), 1)):
+    many, few = replace(K3_TP8, heads=96), replace(K3_TP8, heads=6)
+    for name, shape, batch in (("fp8", fp8, 1), ("fp8", fp8, 16), ("6_heads", few, 1), ("96_heads", many, 1)):
         lengths = [131_072 - n for n in range(batch)]
         yield _sample(f"bench_128k_{name}_batch_{batch}", shape, "bfloat16", lengths, {"device", "bench"}, large=True)
 

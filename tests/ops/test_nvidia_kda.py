@@ -58,10 +58,12 @@ class _Launches:
     def __init__(self) -> None:
         self.noted: list[tuple[str, tuple[int, int], ctypes.Structure]] = []
         self.threads: list[int] = []
+        self.overlapped: list[bool] = []
 
     def kernel(self, name: str) -> Any:
         def launch(grid: tuple[int, int], threads: int, arguments: Any, overlapped: bool = False) -> None:
             self.threads.append(threads)
+            self.overlapped.append(overlapped)
             self.noted.append((name, grid, arguments))
 
         return SimpleNamespace(launch=launch)
@@ -77,24 +79,32 @@ def _called(op: Any, provider: Callable[..., torch.Tensor], case: cases.KdaCase)
 
 def _decode_launches(monkeypatch: pytest.MonkeyPatch) -> _Launches:
     launches = _Launches()
-    ring, clusters, each = map(launches.kernel, ("ring", "clusters", "each"))
-    kernels = kda_decode.Kernels(ring, clusters, each, PROCESSORS)
+    ring, each, wide = map(launches.kernel, ("ring", "each", "wide"))
+    kernels = kda_decode.Kernels(ring, each, wide, PROCESSORS)
     monkeypatch.setattr(kda_decode, "_kernels", lambda _: kernels)
     return launches
 
 
 @pytest.mark.parametrize(
-    ("rows", "launched", "grid"), [(1, "clusters", (48, 1)), (3, "ring", (36, 1)), (60, "ring", (264, 1))]
+    ("rows", "launched", "grid", "overlapped"),
+    [
+        (1, "each", (12, 1), True),
+        (4, "wide", (12, 4), True),
+        (60, "ring", (264, 1), True),
+        (256, "each", (12, 256), False),
+    ],
 )
-def test_few_heads_are_spread_over_clusters(
-    rows: int, launched: str, grid: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+def test_the_number_of_heads_decides_how_they_are_taken(
+    rows: int, launched: str, grid: tuple[int, int], overlapped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launches = _decode_launches(monkeypatch)
     case = cases.KdaCase("rows", (1,) * rows, heads=12, head_dim=128)
     inputs = _called(decode_operator, kda_decode.kda_decode, case)
     ((name, used, arguments),) = launches.noted
     assert (name, used) == (launched, grid)
+    assert launches.overlapped == [overlapped]
     assert (arguments.heads, arguments.rows, arguments.bounded) == (12, rows, 1)
+    assert arguments.places == inputs["state"].shape[0]
     assert arguments.state == inputs["state"].data_ptr()
     assert arguments.out == inputs["out"].data_ptr()
     assert arguments.conv_stride == inputs["conv_state"].stride(0)
@@ -103,17 +113,17 @@ def test_few_heads_are_spread_over_clusters(
 def test_a_tactic_is_what_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     launches = _decode_launches(monkeypatch)
     case = cases.KdaCase("rows", (1,) * 2, heads=2, head_dim=128)
-    for way in ("ring", "clusters", "each"):
+    for way in ("ring", "each", "wide"):
         _called(decode_operator, kda_decode._of(way), case)
     assert [(name, grid) for name, grid, _ in launches.noted] == [
-        ("ring", (4, 1)), ("clusters", (8, 2)), ("each", (2, 2))
+        ("ring", (4, 1)), ("each", (2, 2)), ("wide", (2, 2))
     ]  # fmt: skip
 
 
 def _prefill_launches(monkeypatch: pytest.MonkeyPatch, case: cases.KdaCase) -> tuple[_Launches, dict[str, Any]]:
     launches = _Launches()
     operands, carry, join, sweep = map(launches.kernel, ("operands", "carry", "join", "sweep"))
-    kernels = kda_prefill.Kernels(operands, carry, join, sweep, 512, 384, PROCESSORS)
+    kernels = kda_prefill.Kernels(operands, carry, join, sweep, PROCESSORS)
     monkeypatch.setattr(kda_prefill, "_kernels", lambda *_: kernels)
     return launches, _called(prefill_operator, kda_prefill.kda_prefill, case)
 
@@ -127,6 +137,7 @@ def test_only_long_sequences_are_cut_into_segments(monkeypatch: pytest.MonkeyPat
     expected = [("operands", (12, 32)), ("carry", (12, parts)), ("join", (96, 1)), ("sweep", (12, parts + 1))]
     assert [(name, grid) for name, grid, _ in long.noted] == expected
     assert long.threads == [256, 512, 256, 384]
+    assert long.overlapped == [False, True, True, True]
     swept = long.noted[3][2]
     assert (swept.length, swept.segments, swept.tokens, swept.places) == (96, parts, 1000, 32)
     assert swept.state == inputs["state"].data_ptr()
@@ -165,10 +176,10 @@ def test_caches_that_are_not_aligned_are_worked_on_as_copies(monkeypatch: pytest
 
 
 def test_arguments_are_laid_out_as_the_compiler_lays_them_out() -> None:
-    assert ctypes.sizeof(kda_decode.Arguments) == 12 * 8 + 6 * 8 + 3 * 4 + 2 * 4 + 4
-    assert ctypes.sizeof(kda_prefill.OperandArguments) == 17 * 8 + 4 * 8 + 4 * 4
+    assert ctypes.sizeof(kda_decode.Arguments) == 12 * 8 + 6 * 8 + 4 * 4 + 2 * 4
+    assert ctypes.sizeof(kda_prefill.OperandArguments) == 12 * 8 + 4 * 8 + 4 * 4
     assert ctypes.sizeof(kda_prefill.JoinArguments) == 6 * 8 + 8 + 2 * 4
-    assert ctypes.sizeof(kda_prefill.SweepArguments) == 18 * 8 + 4 * 8 + 6 * 4 + 4 + 4
+    assert ctypes.sizeof(kda_prefill.SweepArguments) == 13 * 8 + 4 * 8 + 6 * 4 + 4 + 4
 
 
 @pytest.mark.parametrize(
@@ -189,27 +200,18 @@ def test_arguments_are_those_of_the_kernel_file(file: str, structure: type[ctype
 
 @compiles
 @pytest.mark.parametrize(
-    ("file", "macros", "kernels"),
-    [
-        ("kda_decode", (), 3),
-        ("kda_operands", (), 1),
-        ("kda_operands", ("PACKED=1",), 1),
-        ("kda_sweep", (), 2),
-        ("kda_sweep", ("TILES=1",), 2),
-        ("kda_sweep", ("PACKED=1",), 2),
-        ("kda_sweep", ("TILES=1", "PACKED=1"), 2),
-        ("kda_join", (), 1),
-    ],
+    ("file", "kernels"),
+    [("kda_decode", 3), ("kda_operands", 1), ("kda_sweep", 2), ("kda_join", 1)],
 )
 def test_kernels_compile_and_keep_their_registers(
-    file: str, macros: tuple[str, ...], kernels: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    file: str, kernels: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if importlib.util.find_spec("triton") is None:
         pytest.skip("what a kernel uses is read by a tool that comes with triton")
     from .triton_compile import _resources
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    stacks = [int(n) for n in re.findall(r"STACK:(\d+)", _resources(library.compiled(file, macros)))]
+    stacks = [int(n) for n in re.findall(r"STACK:(\d+)", _resources(library.compiled(file)))]
     assert len(stacks) == kernels
     # An address or two may lie there; a tile would be hundreds of bytes.
     assert max(stacks) <= 16

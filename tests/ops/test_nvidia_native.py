@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from k3hal.backends.nvidia import attn_res_mix, mla_decode
-from k3hal.backends.nvidia.native import library
+from k3hal.backends.nvidia.native import library, tensor_map
 from k3hal.dispatch.call import Call, No
 from k3hal.dispatch.device import DeviceDescription
 from k3hal.dispatch.errors import UnsupportedError
@@ -30,7 +30,8 @@ def _reasons(answer: object) -> str:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"heads": 24}, "at most 16 heads, this has 24"),
+        ({"heads": 97}, "at most 96 heads, this has 97"),
+        ({"heads": 24, "kv_dtype": "float8_e4m3fn"}, "at most 16 heads, this has 24"),
         ({"kv_lora": 256}, "kv_lora 512"),
         ({"page_tokens": 48}, "multiple of 64 tokens, this has 48"),
         ({"kv_dtype": "float32"}, "this is float32"),
@@ -54,7 +55,8 @@ def test_residuals_say_what_they_are_not_made_for() -> None:
 
 def test_arguments_are_laid_out_as_the_compiler_lays_them_out() -> None:
     # Pointers and long longs, then ints and floats, without holes.
-    assert mla_decode.ARGUMENTS.size == (7 + 4) * 8 + (7 + 1) * 4
+    assert mla_decode.ARGUMENTS.size == (7 + 4) * 8 + (8 + 1) * 4 + 4
+    assert (tensor_map.MAP_BYTES + mla_decode.ARGUMENTS.size) % 64 == 0  # As a map is aligned.
     assert attn_res_mix.ARGUMENTS.size == (6 + 4) * 8 + (6 + 2) * 4
     # Of the driver's header: CUlaunchConfig and CUlaunchAttribute.
     assert library._LAUNCH.size == 56
@@ -65,13 +67,22 @@ def test_what_a_kernel_file_includes_is_put_in_its_place() -> None:
     source = library._source("mla_decode.cu")
     assert b"#include" not in source
     assert b"struct Arguments" in source
-    assert {header.name for header in library._SOURCES.glob("*.h")} == {"mla_ring.h", "mla_fp8.h", "mla_bf16.h"}
-    assert all(header.read_bytes() in source for header in library._SOURCES.glob("*.h"))
+    headers = [header.read_bytes() for header in library._SOURCES.glob("mla_*.h")]
+    assert len(headers) == 4
+    assert all(header in source for header in headers)
+
+
+@pytest.mark.parametrize(
+    ("heads", "blocks"),
+    [(1, (1, 1)), (16, (1, 16)), (17, (1, 24)), (48, (1, 48)), (49, (2, 32)), (64, (2, 32)), (96, (2, 48))],
+)
+def test_many_heads_are_shared_by_programs(heads: int, blocks: tuple[int, int]) -> None:
+    assert mla_decode._blocks(heads) == blocks
 
 
 KERNELS = [
-    ("mla_decode", ["FP8=0"], 0, 3),
-    ("mla_decode", ["FP8=1"], 0, 3),
+    *(("mla_decode", [f"FP8={fp8}", f"ONCE={once}"], 0, 3) for fp8 in (0, 1) for once in (0, 1)),
+    *(("mla_many", [f"HEADS={heads}"], 0, 1) for heads in mla_decode.BLOCKS),
     ("attn_res_mix", ["DIM=7168", "WORKERS=224", "MOST=8"], 0, 2),
     # As measured: the bytes of stack a thread has where more blocks are held than K3 has.
     ("attn_res_mix", ["DIM=7168", "WORKERS=896", "MOST=15"], 300, 2),

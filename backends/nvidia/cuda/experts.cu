@@ -15,10 +15,11 @@ int stream_launch(const Gemm& a, int tiles, void* stream) {
   return launch<stream_kernel<GATE, NT, P, KW, RW, D, WARPS>>(
       tiles * parts, KW * RW * 32, bytes, true, stream, a, parts);
 }
-template <int NT, int W, int WARPS> int flat_launch(const Gemm& a, int processors, int half, void* stream) {
-  int blocks = processors * (WARPS / W), bytes = (a.k + 127) / 128 * NT * 2048;
-  if (half) return launch<flat_kernel<NT, W, WARPS, __nv_bfloat16>>(blocks, W * 32, bytes, true, stream, a);
-  return launch<flat_kernel<NT, W, WARPS, float>>(blocks, W * 32, bytes, true, stream, a);
+template <int NT, int W, int D> int flat_launch(const Gemm& a, int tiles, int half, int parts, void* stream) {
+  int bytes = (a.k + 127) / 128 * NT * 2048;
+  if (half)
+    return launch<flat_kernel<NT, W, D, __nv_bfloat16>>(tiles * parts, W * 32, bytes, true, stream, a, parts);
+  return launch<flat_kernel<NT, W, D, float>>(tiles * parts, W * 32, bytes, true, stream, a, parts);
 }
 template <int W, int D> int sum_launch(const Gemm& a, int tokens, int each, void* stream) {
   int bytes = W * D * UNIT + 16 + a.top_k * ((a.k + 127) / 128 * 256 + 128);
@@ -54,22 +55,22 @@ int experts_gate_direct(const Gemm* a, int tiles, void* stream) {
 }
 // Tiles of at most 8 choices, or of 16.
 int experts_gate_8(const Gemm* a, int tiles, void* stream) {
-  return stream_launch<true, 1, 2, 2, 2, 1, 20>(*a, tiles, stream);
+  return stream_launch<true, 1, 2, 4, 1, 1, 20>(*a, tiles, stream);
 }
 int experts_gate_16(const Gemm* a, int tiles, void* stream) {
-  return stream_launch<true, 2, 2, 2, 4, 1, 16>(*a, tiles, stream);
+  return stream_launch<true, 2, 2, 1, 4, 1, 16>(*a, tiles, stream);
 }
-int experts_flat_8(const Gemm* a, int processors, int half, void* stream) {
-  return flat_launch<1, 4, 20>(*a, processors, half, stream);
+int experts_flat_8(const Gemm* a, int tiles, int half, void* stream) {
+  return flat_launch<1, 4, 3>(*a, tiles, half, 4, stream);
 }
-int experts_flat_16(const Gemm* a, int processors, int half, void* stream) {
-  return flat_launch<2, 4, 16>(*a, processors, half, stream);
+int experts_flat_16(const Gemm* a, int tiles, int half, void* stream) {
+  return flat_launch<2, 4, 2>(*a, tiles, half, 4, stream);
 }
 int experts_deep_8(const Gemm* a, int tiles, void* stream) {
-  return stream_launch<false, 1, 2, 2, 2, 1, 20>(*a, tiles, stream);
+  return stream_launch<false, 1, 2, 4, 1, 1, 20>(*a, tiles, stream);
 }
 int experts_deep_16(const Gemm* a, int tiles, void* stream) {
-  return stream_launch<false, 2, 2, 2, 4, 1, 16>(*a, tiles, stream);
+  return stream_launch<false, 2, 2, 1, 4, 1, 16>(*a, tiles, stream);
 }
 int experts_gate_tall(const Gemm* a, int wide, int repeat, int blocks, void* stream) {
   return tall_launch<true>(*a, wide, repeat, blocks, stream);

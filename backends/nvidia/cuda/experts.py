@@ -203,8 +203,7 @@ class Layer:
     def _streamed(self, height: int, half: bool) -> None:
         _launch(f"experts_gate_{height}", self.device, ctypes.byref(self.gate), self.most)
         if self.inner <= FLAT:
-            processors = _multiprocessors(self.device)
-            _launch(f"experts_flat_{height}", self.device, ctypes.byref(self.down), processors, int(half))
+            _launch(f"experts_flat_{height}", self.device, ctypes.byref(self.down), self.most, int(half))
         else:
             _launch(f"experts_deep_{height}", self.device, ctypes.byref(self.down), self.most)
 

@@ -230,39 +230,26 @@ __global__ void __launch_bounds__(KW * RW * 32, WARPS / (KW * RW)) stream_kernel
     stream_tile<GATE, NT, P, KW, RW, D>(a, tile, part, expert, memory);
 }
 
-// The second GEMM where all of K lies in shared memory. Blocks stay: each takes an equal run of the sequence of all tiles'
-// pairs of row blocks, and each of its W warps pair after pair of the run's part in a tile.
-template <int W> struct Run {
-  int pairs, end;        // pairs of a tile; where the run ends in the sequence
-  int tile, pair, last;  // this warp's next pair of a tile, and where the run's part ends there
-  __device__ __forceinline__ void enter(int at) {
-    tile = at / pairs, last = min(pairs, end - tile * pairs), pair = at - tile * pairs + (threadIdx.x >> 5);
-  }
-  __device__ __forceinline__ void leave() { enter((tile + 1) * pairs); }
-  __device__ __forceinline__ bool done() const { return tile * pairs >= end; }
-};
-// Codes of a run, K block after K block of two row blocks at a time.
-template <int W> struct Codes {
-  Run<W> run;
-  int block, expert;
-  __device__ __forceinline__ void next(const Gemm& a, Words (&to)[2], int groups, int blocks) {
-    while (run.pair >= run.last) {
-      run.leave();
-      if (run.done()) return;
-      expert = a.tile_expert[run.tile];
+// The second GEMM where all of K lies in shared memory: each of W warps takes two row blocks after two row blocks of a
+// tile's part, codes D K blocks ahead in registers. They are read before the launch in front of this one is done.
+template <int NT, int W, int D, typename PART>
+__device__ __forceinline__ void flat_tile(const Gemm& a, int tile, int part, int parts, char* memory) {
+  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, warp = threadIdx.x >> 5, blocks = (a.k + 127) / 128;
+  const int groups = a.n / 16, size = (groups + 2 * parts - 1) / (2 * parts) * 2, end = min((part + 1) * size, groups);
+  const uint32_t hidden = smem(memory);
+  const int start = a.tile_start[tile], length = a.tile_length[tile];
+  const uint32_t first = a.tile_expert[tile] * groups * blocks;
+  Words w[D][2];
+  int group = part * size + warp * 2, ahead = group, next = 0;
+  auto fetch = [&](Words (&to)[2]) {
+    if (ahead < end) {
+      uint32_t unit = first + ahead * blocks + next;
+      to[0] = words_of(a, unit), to[1] = words_of(a, ahead + 1 < groups ? unit + blocks : unit);
+      if (++next == blocks) next = 0, ahead += 2 * W;
     }
-    uint32_t unit = (expert * groups + run.pair * 2) * blocks + block;
-    to[0] = words_of(a, unit), to[1] = words_of(a, run.pair * 2 + 1 < groups ? unit + blocks : unit);
-    if (++block == blocks) block = 0, run.pair += W;
-  }
-};
-
-// A run's part in a tile of at most NT * 8 choices; `w` are the next two steps' codes.
-template <int NT, int W, typename PART>
-__device__ __forceinline__ void flat_part(
-    const Gemm& a, const Run<W>& run, Codes<W>& codes, Words (&w)[2][2], int groups, int blocks, uint32_t hidden) {
-  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-  const int start = a.tile_start[run.tile], length = a.tile_length[run.tile];
+  };
+#pragma unroll
+  for (int d = 0; d < D; d++) fetch(w[d]);
   int row[NT][2];
   float weight[NT][2];
 #pragma unroll
@@ -274,7 +261,7 @@ __device__ __forceinline__ void flat_part(
       weight[n][c] =
           choice < 0 ? 0 : RESCALE * a.weights[(choice / a.top_k) * a.weights_stride + choice % a.top_k];
     }
-  __syncthreads();
+  wait_for_launch();
   for (int i = threadIdx.x; i < NT * 128 * blocks; i += W * 32) {
     int chunk = i & 15, slot = i >> 4 & (NT * 8 - 1), block = i / (NT * 128), column = block * 128 + chunk * 8;
     uint4 v{};
@@ -283,59 +270,41 @@ __device__ __forceinline__ void flat_part(
   }
   __syncthreads();
   float acc[2][NT][4] = {};
-  int pair = run.pair, block = 0;
-  bool odd = false;
-  auto step = [&](Words (&now)[2]) {
-    uint4 x[2][NT];
-    half_of_x<NT, 0>(x, hidden + block * (NT * 2048));
-    multiply<0, NT>(acc[0], now[0], x), multiply<0, NT>(acc[1], now[1], x);
-    half_of_x<NT, 1>(x, hidden + block * (NT * 2048));
-    multiply<1, NT>(acc[0], now[0], x), multiply<1, NT>(acc[1], now[1], x);
-    codes.next(a, now, groups, blocks);
-    odd = !odd;
-    if (++block < blocks) return;
+  auto store = [&](int r) {
 #pragma unroll
-    for (int r = 0; r < 2; r++)
+    for (int n = 0; n < NT; n++)
 #pragma unroll
-      for (int n = 0; n < NT; n++)
-#pragma unroll
-        for (int c = 0; c < 4; c++) {
-          if (row[n][c & 1] >= 0 && pair * 2 + r < groups)
-            put((PART*)a.out + row[n][c & 1] + (pair * 2 + r) * 16 + (c >> 1) * 8, acc[r][n][c] * weight[n][c & 1]);
-          acc[r][n][c] = 0;
-        }
-    block = 0, pair += W;
+      for (int c = 0; c < 4; c++) {
+        if (row[n][c & 1] >= 0 && group + r < end)
+          put((PART*)a.out + row[n][c & 1] + (group + r) * 16 + (c >> 1) * 8, acc[r][n][c] * weight[n][c & 1]);
+        acc[r][n][c] = 0;
+      }
   };
-  while (pair < run.last) {
-    step(w[0]);
-    if (pair < run.last) step(w[1]);
-  }
-  if (!odd) return;
+  for (int block = 0; group < end;) {
 #pragma unroll
-  for (int r = 0; r < 2; r++) {
-    Words other = w[0][r];
-    w[0][r] = w[1][r], w[1][r] = other;
+    for (int d = 0; d < D; d++) {
+      if (d && group >= end) break;
+      uint4 x[2][NT];
+      half_of_x<NT, 0>(x, hidden + block * (NT * 2048));
+      multiply<0, NT>(acc[0], w[d][0], x), multiply<0, NT>(acc[1], w[d][1], x);
+      half_of_x<NT, 1>(x, hidden + block * (NT * 2048));
+      multiply<1, NT>(acc[0], w[d][0], x), multiply<1, NT>(acc[1], w[d][1], x);
+      fetch(w[d]);
+      if (++block < blocks) continue;
+      store(0), store(1);
+      block = 0, group += 2 * W;
+    }
   }
 }
-template <int NT, int W, int WARPS, typename PART>
-__global__ void __launch_bounds__(W * 32, WARPS / W) flat_kernel(const __grid_constant__ Gemm a) {
+template <int NT, int W, int D, typename PART>
+__global__ void __launch_bounds__(W * 32) flat_kernel(const __grid_constant__ Gemm a, int parts) {
   SHARED_MEMORY(memory);
-  // The launch in front waited for the sort before it let this one begin: the codes are known, hidden is not there yet.
-  const int groups = a.n / 16, blocks = (a.k + 127) / 128, pairs = (groups + 1) / 2;
-  const long all = (long)*a.tiles * pairs;
-  const int begin = (int)(all * blockIdx.x / gridDim.x), end = (int)(all * (blockIdx.x + 1) / gridDim.x);
-  Run<W> run{pairs, end};
-  Words w[2][2];
-  run.enter(begin);
-  Codes<W> codes{run, 0, begin < end ? a.tile_expert[run.tile] : 0};
-  if (begin < end) codes.next(a, w[0], groups, blocks), codes.next(a, w[1], groups, blocks);
-  wait_for_launch();
+  const int tile = blockIdx.x / parts, part = blockIdx.x % parts;
+  // The launch in front waited for the sort before it let this one begin.
+  if (tile >= *a.tiles) return;
+  if (NT > 1 && a.tile_length[tile] <= 8)
+    flat_tile<1, W, D, PART>(a, tile, part, parts, memory);
+  else
+    flat_tile<NT, W, D, PART>(a, tile, part, parts, memory);
   launch_next();
-  if (begin == end) return;
-  for (; !run.done(); run.leave()) {
-    if (NT > 1 && a.tile_length[run.tile] <= 8)
-      flat_part<1, W, PART>(a, run, codes, w, groups, blocks, smem(memory));
-    else
-      flat_part<NT, W, PART>(a, run, codes, w, groups, blocks, smem(memory));
-  }
 }

@@ -1,9 +1,11 @@
 // One token of KDA a sequence, from its raw inputs to its result. A state [V, K] is read once and written once.
 //
-// `decode` is for many rows: two blocks a multiprocessor take one head of one row after the other, 64 rows of a state at
-// a time, with the next ones on their way into a ring in shared memory, and the next head's inputs beside it.
-// `decode_few` spreads a head over a cluster of four blocks, which meet for the norm alone. `decode_each` has a block for
-// every head of every row.
+// `decode_each` has a block for every head of every row, `decode_wide` one of twice the threads, for few of them. Of
+// `decode` two blocks a multiprocessor take one head of one row after the other, 64 rows of a state at a time, with the
+// next ones on their way into a ring in shared memory, and the next head's inputs beside it.
+//
+// A block starts while the kernel before still runs. Until that has ended it may read nothing for good, for it may write
+// anything; but what it will most likely read it sends for, as far as the second-level cache, where writes are seen.
 //
 // In all, eight lanes share a row of the state, 16 channels each: four times four, 32 apart.
 using uint8_t = unsigned char;
@@ -48,18 +50,6 @@ __device__ void bring(Address to, const void* from, int bytes, Address barrier) 
 __device__ void have_read() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ void wait_for_the_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ void let_the_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-__device__ void arrive_in_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-__device__ void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-__device__ int rank() {
-  int r;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
-  return r;
-}
-__device__ void tell(const float* to, int block, float x) {
-  uint32_t there;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address(to)), "r"(block));
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(x) : "memory");
-}
 __device__ void copy8(Address to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
 }
@@ -68,7 +58,17 @@ __device__ void copy4(Address to, const void* from) {
 }
 __device__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> __device__ void arrived() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
-#define CLUSTER(N) __cluster_dims__(N, 1, 1)
+// Not from the first-level cache, and not moved past a wait.
+__device__ int peek(const int* from) {
+  int r;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(r) : "l"(from) : "memory");
+  return r;
+}
+// Towards the second-level cache, where others' writes still reach it.
+__device__ void expect_soon(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from) : "memory"); }
+__device__ void expect_soon(const void* from, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
 // ----
 __device__ float2 pair_of(uint32_t bf16s) { return make_float2(__uint_as_float(bf16s << 16), __uint_as_float(bf16s & 0xffff0000u)); }
 __device__ float sigmoid(float x) { return over(1.0f + exp2_of(-1.4426950408889634f * x)); }
@@ -76,7 +76,6 @@ __device__ float strength_of(uint16_t logit) { return sigmoid(__uint_as_float((u
 __device__ float dot(const float4& a, const float4& b) { return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w; }
 
 constexpr int D = 128, THREADS = 256, STAGES = 3, PART = 64, PARTS = D / PART, STAGE = PART * D * 4;
-constexpr int BLOCKS = 4, SLICE = D / BLOCKS;
 
 struct Arguments {
   const uint16_t *qkv, *raw_gate, *beta, *out_gate;
@@ -86,7 +85,7 @@ struct Arguments {
   const int* slots;
   uint16_t* out;
   long long qkv_stride, gate_stride, beta_stride, out_gate_stride, conv_stride, state_stride;
-  int heads, rows, bounded;
+  int heads, rows, bounded, places;
   float bound, eps;
 };
 
@@ -253,8 +252,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) decode(const Arguments 
   if (leads)
     for (int i = 0; i < STAGES; i++) make_barrier(address(barriers + i));
   __syncthreads();
-  wait_for_the_kernel_before();
   let_the_next_kernel_start();
+  if (leads) {
+    const int guess = peek(a.slots + blockIdx.x / a.heads);
+    if (guess > 0 && guess < a.places)
+      expect_soon(a.state + (long long)guess * a.state_stride + (long long)(blockIdx.x % a.heads) * D * D, D * D * 4);
+  }
+  wait_for_the_kernel_before();
   const float2 norm = *(const float2*)(a.norm + t % 64 * 2);
   auto slot_of = [&](int unit) { return unit < total ? a.slots[unit / a.heads] : 0; };
   int item = 0;
@@ -349,96 +353,66 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) decode(const Arguments 
   }
 }
 
-extern "C" __global__ void CLUSTER(BLOCKS) __launch_bounds__(THREADS) decode_few(const Arguments a) {
+// A head of one row by a block of 1024 / ROWS threads: eight lanes have ROWS rows of the state.
+template <int ROWS>
+__device__ void whole(const Arguments& a) {
+  constexpr int WARPS = 32 / ROWS;
   __shared__ __align__(16) float token[4 * D];
-  __shared__ float read[SLICE], squares[8], parts[BLOCKS];
-  const int t = threadIdx.x, warp = t / 32, lane = t % 32, row = warp * 4 + lane / 8, j = lane % 8, me = rank();
-  const int h = blockIdx.x / BLOCKS, n = blockIdx.y, c = me * SLICE + t % (SLICE / 2) * 2;
-  wait_for_the_kernel_before();
-  let_the_next_kernel_start();
-  const long long slot = a.slots[n];
-  Inputs inputs;
-  uint32_t words[5] = {};
-  auto four = [&](int i, const void* from) { words[i] = *(const uint32_t*)from; };
-  Inputs::weights(a, h, [&](int i, const void* from) { inputs.taps[i] = *(const float2*)from; }, four);
-  const float2 norm = *(const float2*)(a.norm + c);
-  uint32_t* to = (uint32_t*)(a.out + ((long long)n * a.heads + h) * D) + me * (SLICE / 2);
-  if (slot == 0) {
-    if (t < SLICE / 2) to[t] = 0;
-    return;
-  }
-  arrive_in_cluster();  // A block can be told something from when it runs.
-  float4* tile = (float4*)(a.state + slot * a.state_stride + ((long long)h * D + me * SLICE + row) * D);
-  float4 s[1][4];
-#pragma unroll
-  for (int i = 0; i < 4; i++) s[0][i] = tile[i * 8 + j];
-  const uint16_t strength = a.beta[n * a.beta_stride + h];
-  Inputs::activations(a, n, h, slot, four);
-  inputs.set(words);
-  const uint32_t gate = *(const uint32_t*)(a.out_gate + n * a.out_gate_stride + h * D + c);
-  inputs.mix(a, token);
-  __syncthreads();
-  Token now;
-  now.take(token, j);
-  const float v[1] = {token[2 * D + me * SLICE + row]};
-  float o[1];
-  now.step(s, v, strength_of(strength), o);
-#pragma unroll
-  for (int i = 0; i < 4; i++) tile[i * 8 + j] = s[0][i];
-  float square = o[0] * o[0];
-  if (j == 0) read[row] = o[0];
-  square += __shfl_xor_sync(ALL, square, 8);
-  square += __shfl_xor_sync(ALL, square, 16);
-  if (lane == 0) squares[warp] = square;
-  __syncthreads();
-  wait_for_cluster();
-  if (t < BLOCKS) {
-    square = 0;
-    for (int i = 0; i < 8; i++) square += squares[i];
-    tell(parts + me, t, square);
-  }
-  arrive_in_cluster();
-  wait_for_cluster();  // From here on nobody reads the history.
-  if (me == 0) inputs.remember(a, h, slot);
-  if (t < SLICE / 2) to[t] = normed(read + t * 2, parts[0] + parts[1] + parts[2] + parts[3], a.eps, norm, gate);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, 2) decode_each(const Arguments a) {
-  __shared__ __align__(16) float token[4 * D];
-  __shared__ float read[D], squares[8];
-  const int t = threadIdx.x, warp = t / 32, lane = t % 32, row = warp * 16 + lane / 8, j = lane % 8;
+  __shared__ float read[D], squares[WARPS];
+  const int t = threadIdx.x, warp = t / 32, lane = t % 32, row = warp * 4 * ROWS + lane / 8, j = lane % 8;
   const int h = blockIdx.x, n = blockIdx.y, c = t % 64 * 2;
-  const long long slot = a.slots[n];
-  uint32_t words[5] = {};
+  const bool mixes = ROWS == 4 || t < 256;
+  let_the_next_kernel_start();
+  const int guess = peek(a.slots + n);
+  const bool likely = guess > 0 && guess < a.places;
+  const long long first = likely ? guess : 0;
   Inputs inputs;
+  uint32_t words[5] = {};
   auto four = [&](int i, const void* from) { words[i] = *(const uint32_t*)from; };
-  Inputs::weights(a, h, [&](int i, const void* from) { inputs.taps[i] = *(const float2*)from; }, four);
+  if (likely) {
+    auto soon = [](int, const void* from) { expect_soon(from); };
+    if (t % 64 == 0 && t < 256)
+      expect_soon(a.state + first * a.state_stride + ((long long)h * D + t / 64 * 32) * D, 32 * D * 4);
+    if (t % 32 == 0 && mixes) Inputs::activations(a, n, h, first, soon);
+    if (t % 16 == 0 && mixes) Inputs::weights(a, h, soon, soon);
+    if (t == 32) expect_soon(a.beta + n * a.beta_stride + h);
+  }
+  wait_for_the_kernel_before();
+  const int slot = peek(a.slots + n);
+  uint32_t* to = (uint32_t*)(a.out + ((long long)n * a.heads + h) * D);
+  float4 s[ROWS][4];
+  auto take = [&](long long slot) {
+    const float4* tile = (const float4*)(a.state + slot * a.state_stride + (long long)h * D * D);
+    if (mixes) Inputs::activations(a, n, h, slot, four);
+#pragma unroll
+    for (int r = 0; r < ROWS; r++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) s[r][i] = tile[(row + 4 * r) * (D / 4) + i * 8 + j];
+  };
+  if (mixes) Inputs::weights(a, h, [&](int i, const void* from) { inputs.taps[i] = *(const float2*)from; }, four);
   const float2 norm = *(const float2*)(a.norm + c);
   const uint16_t strength = a.beta[n * a.beta_stride + h];
-  uint32_t* to = (uint32_t*)(a.out + ((long long)n * a.heads + h) * D);
+  take(first);
+  if (slot != first) take(slot);
   if (slot == 0) {
     if (t < 64) to[t] = 0;
     return;
   }
-  float4* tile = (float4*)(a.state + slot * a.state_stride + (long long)h * D * D);
-  float4 s[4][4];
-#pragma unroll
-  for (int r = 0; r < 4; r++)
-#pragma unroll
-    for (int i = 0; i < 4; i++) s[r][i] = tile[(row + 4 * r) * (D / 4) + i * 8 + j];
-  Inputs::activations(a, n, h, slot, four);
+  float4* tile = (float4*)(a.state + (long long)slot * a.state_stride + (long long)h * D * D);
   inputs.set(words);
-  inputs.mix(a, token);
-  inputs.remember(a, h, slot);
+  if (mixes) {
+    inputs.mix(a, token);
+    inputs.remember(a, h, slot);
+  }
   __syncthreads();
   Token now;
   now.take(token, j);
-  float v[4], o[4], square = 0;
+  float v[ROWS], o[ROWS], square = 0;
 #pragma unroll
-  for (int r = 0; r < 4; r++) v[r] = token[2 * D + row + 4 * r];
+  for (int r = 0; r < ROWS; r++) v[r] = token[2 * D + row + 4 * r];
   now.step(s, v, strength_of(strength), o);
 #pragma unroll
-  for (int r = 0; r < 4; r++) {
+  for (int r = 0; r < ROWS; r++) {
 #pragma unroll
     for (int i = 0; i < 4; i++) tile[(row + 4 * r) * (D / 4) + i * 8 + j] = s[r][i];
     square += o[r] * o[r];
@@ -451,7 +425,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) decode_each(const Argum
   if (t < 64) {
     square = 0;
 #pragma unroll
-    for (int i = 0; i < 8; i++) square += squares[i];
+    for (int i = 0; i < WARPS; i++) square += squares[i];
     to[t] = normed(read + c, square, a.eps, norm, inputs.gate);
   }
 }
+extern "C" __global__ void __launch_bounds__(256, 2) decode_each(const Arguments a) { whole<4>(a); }
+extern "C" __global__ void __launch_bounds__(512, 1) decode_wide(const Arguments a) { whole<2>(a); }

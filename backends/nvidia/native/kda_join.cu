@@ -13,6 +13,8 @@ __device__ void copy16(Address to, const void* from) {
 }
 __device__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> __device__ void arrived() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+__device__ void wait_for_the_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ void let_the_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 // ----
 constexpr int D = 128, THREADS = 256;
 constexpr int TURN = 136, ROW = 132;  // Rows in shared memory, padded: what a warp reads meets no bank twice.
@@ -45,6 +47,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) join(const Arguments a)
   extern __shared__ __align__(128) uint8_t memory[];
   const int part = blockIdx.x % 8, h = blockIdx.x / 8, n = blockIdx.y, lane = threadIdx.x % 32, c0 = threadIdx.x / 32 * 16;
   const int start = a.starts[n], end = a.starts[n + 1], row = lane / 4, pair = lane % 4 * 2;
+  wait_for_the_kernel_before();
+  let_the_next_kernel_start();
   const long long slot = a.slots[n];
   if (slot == 0 || end - start <= a.length) return;
   const int first = start / a.length + n, turns = (end - start + a.length - 1) / a.length - 1;

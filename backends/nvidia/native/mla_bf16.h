@@ -44,7 +44,7 @@ __device__ void attend_all(const Arguments& a, Memory& m) {
 
   int turn = 0;
   uint32_t parity = 0;
-  Place here{0, 0};
+  Place<SLOTS> here{0, 0};
   while (true) {
     wait(m.given, parity);
     parity ^= 1;

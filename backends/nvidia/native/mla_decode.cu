@@ -6,6 +6,7 @@
 // rows, each has 8 rows, and only their weights to find; of bf16 four warps take 8 rows each over half of the channels,
 // four more the other half, and the halves meet in shared memory. A tile's scores are formed while those of the tile
 // before are used, so that one barrier a tile is enough.
+#include "mla_common.h"
 #include "mla_ring.h"
 
 // A thread's pairs of channels of two heads, g and g + 8. Of fp8, pairs alternate between two accumulators.

@@ -67,14 +67,6 @@ __device__ void add_values(float (&acc)[8][4], uint32_t weights_at, uint32_t at)
   }
 }
 
-// The largest of eight.
-__device__ float largest_of(const float4 (&x)[2]) {
-  return fmaxf(fmaxf(fmaxf(x[0].x, x[0].y), fmaxf(x[0].z, x[0].w)), fmaxf(fmaxf(x[1].x, x[1].y), fmaxf(x[1].z, x[1].w)));
-}
-__device__ float sum_of(const float4 (&x)[2]) {
-  return x[0].x + x[0].y + (x[0].z + x[0].w) + (x[1].x + x[1].y + (x[1].z + x[1].w));
-}
-
 // Eight warps: scores and values of this program's chunks, one after the other.
 __device__ void attend_all(const Arguments& a, Memory& m) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
@@ -86,7 +78,7 @@ __device__ void attend_all(const Arguments& a, Memory& m) {
 
   int turn = 0;
   uint32_t parity = 0;
-  Place here{0, 0};
+  Place<SLOTS> here{0, 0};
   while (true) {
     wait(m.given, parity);
     parity ^= 1;

@@ -1,16 +1,12 @@
-// What both kinds of MLA decoding share: how a program finds its chunks, and the ring that cached rows come through.
-using uint8_t = unsigned char;
-using uint16_t = unsigned short;
-using uint32_t = unsigned;
-using uint64_t = unsigned long long;
-#define INFINITE __int_as_float(0x7f800000)
-#define ALL 0xffffffffu
+// The ring that cached rows come through to decoding for up to 16 heads, and what fills it.
 #ifndef FP8
 #define FP8 0
 #endif
+#ifndef ONCE
+#define ONCE 0
+#endif
 
-constexpr int RANK = 512, ENTRY = 576, WARPS = 8, WORKERS = WARPS * 32, HEADS = 16, HALF = ENTRY / 2;
-constexpr int STEPS = (FP8 ? ENTRY : HALF) / 16;
+constexpr int HEADS = 16, HALF = ENTRY / 2, STEPS = (FP8 ? ENTRY : HALF) / 16;
 // A copy brings 1152 bytes: one row of bf16, two of fp8. They are 16 bytes apart from being whole banks, so that 8 rows do
 // not meet in one.
 constexpr int ROWS = FP8 ? 64 : 32, SLOTS = 5, FETCHERS = 4, ROWS_EACH = ROWS / FETCHERS;
@@ -20,29 +16,8 @@ constexpr int FETCHER_REGS = 56, WORKER_REGS = 224;
 constexpr int SCORES = 2 * 4 * 32;           // Of bf16: of 4 floats, for one tile.
 constexpr int WEIGHT_PITCH = 2 * ROWS + 16;  // Of fp8: bytes from a head's weights to the next one's.
 
-struct Arguments {
-  const uint16_t* q;
-  const uint8_t* cache;
-  const int *table, *lengths;
-  uint16_t* out;
-  float *partial, *lse;
-  long long q_row, q_head, page_bytes, table_row;
-  int count, heads, page, max_splits, least, most, aligned;
-  float scale;
-};
-
-__device__ float exp2_of(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 __device__ float low(uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ float high(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
-__device__ uint32_t bf16_pair(float a, float b) {
-  uint32_t r;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a));
-  return r;
-}
 // Factors of the matrix instructions: bf16, or fp16, which holds every float8_e4m3.
 __device__ uint32_t factors(float a, float b) {
 #if FP8
@@ -79,67 +54,26 @@ __device__ void read4_turned(uint32_t (&r)[4], uint32_t at) {
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
 }
 
-__device__ uint32_t shared(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
-__device__ void wait(const uint64_t& barrier, uint32_t parity) {
-  asm volatile(
-      "{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra done;\nbra again;\ndone:\n}"
-      ::"r"(shared(&barrier)), "r"(parity) : "memory");
-}
-__device__ void prepare(uint64_t& barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared(&barrier)), "r"(arrivals) : "memory");
-}
-__device__ void arrive(uint64_t& barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared(&barrier)) : "memory");
-}
-__device__ void expect(uint64_t& barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared(&barrier)), "r"(bytes) : "memory");
-}
 __device__ void fetch(void* to, const void* from, int bytes, uint64_t& barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                ::"r"(shared(to)), "l"(from), "r"(bytes), "r"(shared(&barrier)) : "memory");
 }
+// Rows of the cache. With ONCE they are the first to leave the L2 cache, and what is read again stays.
+__device__ void fetch_rows(void* to, const void* from, int bytes, uint64_t& barrier) {
+#if ONCE
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+               ::"r"(shared(to)), "l"(from), "r"(bytes), "r"(shared(&barrier)), "l"(policy) : "memory");
+#else
+  fetch(to, from, bytes, barrier);
+#endif
+}
 // What this thread has read of shared memory is read before a bulk copy may overwrite it: see attn_res_mix.cu.
 __device__ void have_read() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-__device__ void meet() { asm volatile("bar.sync 1, %0;" ::"n"(WORKERS) : "memory"); }
 
 // Where a row of a tile is.
 __device__ int place_of(int row) { return row / TOGETHER * COPY_PITCH + row % TOGETHER * ROW_BYTES; }
-
-// A sequence is cut into chunks by its own length alone. An empty one is one empty chunk.
-__device__ int chunks_of(int length, const Arguments& a) { return max(min((length + a.least - 1) / a.least, a.most), 1); }
-
-// Finds the sequence and chunk of ever later items, with 32 sequences in hand. Chunks differ by a tile at most.
-struct Walk {
-  int from = 0, before = 0;
-  int n, first, last, length, chunk;
-  __device__ bool find(const Arguments& a, int item) {
-    const int lane = threadIdx.x & 31;
-    while (from < a.count) {
-      const int mine = from + lane, its = mine < a.count ? a.lengths[mine] : 0;
-      const int its_chunks = mine < a.count ? chunks_of(its, a) : 0;
-      int sum = its_chunks;
-#pragma unroll
-      for (int d = 1; d < 32; d *= 2) {
-        const int other = __shfl_up_sync(ALL, sum, d);
-        if (lane >= d) sum += other;
-      }
-      const int all = __shfl_sync(ALL, sum, 31);
-      if (item < before + all) {
-        const int at = __popc(__ballot_sync(ALL, before + sum <= item)), chunks = __shfl_sync(ALL, its_chunks, at);
-        n = from + at;
-        length = __shfl_sync(ALL, its, at);
-        chunk = item - before - __shfl_sync(ALL, sum - its_chunks, at);
-        const int tiles = (length + ROWS - 1) / ROWS;
-        first = (int)((long long)tiles * chunk / chunks) * ROWS;
-        last = min((int)((long long)tiles * (chunk + 1) / chunks) * ROWS, length);
-        return true;
-      }
-      before += all;
-      from += 32;
-    }
-    return false;
-  }
-};
 
 // What the workers tell each other, of two tiles.
 struct Between {
@@ -167,24 +101,13 @@ struct Memory {
   Item item;
   uint64_t full[SLOTS], empty[SLOTS], given, taken;
 };
-struct Place {
-  int slot = 0;
-  uint32_t parity;
-  __device__ void next() {
-    if (++slot == SLOTS) {
-      slot = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 // Warps that fetch have some rows of every tile each, a lane a copy: one takes some fifty cycles to issue. Rows beyond
 // the last become zeros; where rows are not aligned to 16 bytes they are copied byte by byte. The first warp also hands
 // out chunks with their queries, of which those beyond the last head are never used.
 __device__ void fetch_all(const Arguments& a, Memory& m) {
   const int lane = threadIdx.x & 31, mine = threadIdx.x / 32 - WARPS, r = mine * ROWS_EACH + lane * TOGETHER;
-  Walk at;
-  Place to{0, 1};
+  Walk<ROWS> at;
+  Place<SLOTS> to{0, 1};
   uint32_t parity = 1;
   for (int item = blockIdx.x;; item += gridDim.x) {
     const bool more = at.find(a, item), some = more && at.first < at.last;
@@ -226,7 +149,7 @@ __device__ void fetch_all(const Arguments& a, Memory& m) {
       const int copied = a.aligned ? min(max(rows - mine * ROWS_EACH, 0), ROWS_EACH) : 0;
       if (lane == 0) expect(m.full[to.slot], copied * ROW_BYTES);
       __syncwarp();
-      if (lane * TOGETHER < copied) fetch(here, from, bytes, m.full[to.slot]);
+      if (lane * TOGETHER < copied) fetch_rows(here, from, bytes, m.full[to.slot]);
       to.next();
     }
   }
