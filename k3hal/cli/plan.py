@@ -47,6 +47,7 @@ def plan(
     storage: flags.Storage = None,
     inventory: flags.Inventory = None,
     recipe: flags.Recipe = None,
+    matrix: flags.Matrix = False,
     lint: flags.Lint = None,
 ) -> int:
     """Plan a deployment of Kimi K3: every launch, its memory, and where each flag comes from.
@@ -57,8 +58,9 @@ def plan(
     _check(asked)
     if lint:
         return _lint(lint, as_json=as_json)
-    if inventory:
-        _inventory(inventory, asked)
+    if matrix or inventory:
+        show = _matrix if matrix else _inventory
+        show(asked)
         return 0
     made = _deployment(asked)
     if as_json:
@@ -92,20 +94,23 @@ def _check(asked: dict[str, Any]) -> None:
     if asked["for_"] == "k3hal":
         given = [name for name in ("nodes", "prefill_nodes", "decode_nodes", "strategy", "variant") if asked[name]]
         given += [
-            name for name in ("features", "kv_offload", "inventory", "recipe", "k8s", "compose", "slurm") if asked[name]
+            name
+            for name in ("features", "kv_offload", "inventory", "matrix", "recipe", "k8s", "compose", "slurm")
+            if asked[name]
         ]
         if given:
             raise UsageError(f"--{given[0].replace('_', '-')} is about vLLM, not about --for k3hal")
-    if asked["inventory"]:
-        _check_inventory(asked, forms)
+    for name in ("inventory", "matrix"):
+        if asked[name]:
+            _check_whole(name, asked, forms)
 
 
-def _check_inventory(asked: dict[str, Any], forms: list[str]) -> None:
-    """Raise `UsageError` for what is about one plan, not about a list of machines."""
+def _check_whole(whole: str, asked: dict[str, Any], forms: list[str]) -> None:
+    """Raise `UsageError` for what is about one plan, where many are asked for."""
     names = ("hardware", "nodes", "prefill_nodes", "decode_nodes", "explain", "capacity", "workload")
     for name in (*names, *(form for form in forms if form != "as_json")):
         if asked[name]:
-            raise UsageError(f"--{name.replace('_', '-')} is about one plan, --inventory about a list of machines")
+            raise UsageError(f"--{name.replace('_', '-')} is about one plan, --{whole} about many")
 
 
 def _deployment(asked: dict[str, Any]) -> Deployment:
@@ -128,7 +133,7 @@ def _request(asked: dict[str, Any]) -> PlanRequest:
         recipe = read_recipe(asked["recipe"])
     else:
         recipe = builtin_recipe()
-    offload, named = asked["kv_offload"], asked["hardware"] or asked["inventory"]
+    offload, named = asked["kv_offload"], asked["hardware"] or asked["inventory"] or asked["matrix"]
     machine = _hardware(asked["hardware"]) if named else hardware_here()
     names = ("variant", "nodes", "prefill_nodes", "decode_nodes", "model", "context", "concurrency")
     _check_model(asked["model"])
@@ -147,7 +152,7 @@ def _hardware(name: str | None) -> Any:
     from k3hal.plan.hardware import find_hardware, known_hardware
     from k3hal.plan.refusal import RefusedPlanError
 
-    if name is None:  # an inventory names its own
+    if name is None:  # an inventory names its own, and the matrix has all
         return next(iter(known_hardware().values()))
     machine = find_hardware(name)
     if machine is None:
@@ -216,10 +221,25 @@ def _write(path: Path, text: str) -> None:
         raise UsageError(f"--picture {path}: cannot write: {error.strerror}") from error
 
 
-def _inventory(path: Path, asked: dict[str, Any]) -> None:
+def _matrix(asked: dict[str, Any]) -> None:
+    from k3hal.plan.matrix import SCHEMA, matrix, matrix_document, matrix_text
+    from k3hal.plan.request import find_variant
+
+    request = _request(asked)
+    if request.variant:
+        find_variant(request.recipe, request.variant)
+    cells = matrix(request)
+    if asked["as_json"]:
+        print_json(SCHEMA, matrix_document(cells))
+    else:
+        typer.echo("\n".join(matrix_text(cells)).rstrip())
+
+
+def _inventory(asked: dict[str, Any]) -> None:
     from k3hal.plan.inventory import SCHEMA, inventory_document, inventory_text, read_inventory, share_out
     from k3hal.plan.refusal import RefusedPlanError
 
+    path: Path = asked["inventory"]
     shares = share_out(read_inventory(path), _request(asked))
     if not any(share.plan for share in shares):
         raise RefusedPlanError(f"{path}: no machine of it runs the model", hint=shares[0].refusal)

@@ -68,6 +68,7 @@ Inventory = Annotated[
 Recipe = Annotated[
     Path | None, typer.Option("--recipe", metavar="FILE", help="Plan from another recipe (YAML, or TOML of ours).")
 ]
+Matrix = Annotated[bool, typer.Option("--matrix", help="Only show every strategy on every machine.")]
 Lint = Annotated[
     Path | None, typer.Option("--lint", metavar="FILE", help="Only report what is inconsistent in a recipe.")
 ]

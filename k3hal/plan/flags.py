@@ -84,7 +84,8 @@ def settings(layer: Layer) -> list[Setting]:
     while tokens:
         token = tokens.pop(0)
         if not token.startswith("-") or _NUMBER.match(token):
-            raise UsageError(f"{layer.name}: {token!r} is no flag", hint='write --set "--flag value"')
+            hint = 'write --set "--flag value"' if layer.name == "--set" else "a flag begins with a dash"
+            raise UsageError(f"{layer.name}: {token!r} is no flag", hint=hint)
         name, equals, value = token.partition("=")
         if not equals and tokens and (not tokens[0].startswith("-") or _NUMBER.match(tokens[0])):
             out.append(_setting(name, tokens.pop(0), layer.name, name))

@@ -66,6 +66,26 @@ def test_bars(name: str) -> None:
     assert (pd is None) == (name != "ascend_910c")
 
 
+def test_the_matrix_is_shown(plan: Plan) -> None:
+    cells = plan("--matrix --json").json["cells"]
+    assert len(cells) == 7 * 10 * 3
+    for cell in cells:
+        assert (cell["nodes"] is None) == (cell["refusal"] is not None)
+        assert cell["supported"] or not cell["reachable"]
+        if cell["variant"] != "default" or cell["hardware"] == "ascend_910c" or cell["strategy"] == "pd_cluster":
+            continue
+        expected = BARS[cell["hardware"]][STRATEGIES.index(cell["strategy"])]
+        assert ((cell["min_gpus"], cell["min_nodes"]) if cell["supported"] else None) == expected
+    alone = {
+        c["hardware"] for c in cells if c["strategy"] == "single_node_tp" and c["nodes"] and c["variant"] == "default"
+    }
+    assert alone == ALONE
+    lines = plan("--matrix --variant default").out.splitlines()
+    row = next(line for line in lines if line.startswith("gb200"))
+    assert "too few GPUs" in row and "4 (16)" in row and "4 (16) !" in row
+    assert plan("--matrix --variant none").code == plan("--matrix --hardware b300").code == 4
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("hardware", BARS)
 @pytest.mark.parametrize("variant", ["default", "nvfp4", "ascend_w4a8"])
