@@ -156,7 +156,10 @@ def _slots(plan: Deployment, arrivals: Sequence[Arrival]) -> int:
     length = int(percentile([arrival.prompt + arrival.output for arrival in arrivals], 0.95))
     decode, memory = plan.groups[-1], plan.memory[-1]
     if length > memory.context:
-        raise RefusedPlanError(f"the trace's P95 request has {length} tokens, a request may have {memory.context}")
+        raise RefusedPlanError(
+            f"the trace's P95 request has {length} tokens, a request may have {memory.context}",
+            hint=f'raise it with --set "--max-model-len {length}"',
+        )
     fits = memory.cost.sequences(length, memory.room)
     if not fits:
         raise RefusedPlanError(f"not one sequence of {length} tokens fits", hint="choose a plan with more memory")
