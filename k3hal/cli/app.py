@@ -15,6 +15,7 @@ import typer.main
 from typer.core import TyperCommand, TyperGroup
 
 from k3hal import __version__
+from k3hal.cli.quick import read_plainly
 
 
 class Verb(NamedTuple):
@@ -29,6 +30,7 @@ VERBS: dict[str, Verb] = {
     "generate": Verb("k3hal.cli.generate:generate", "Continue a prompt, answer a chat, or answer a file of requests."),
     "render": Verb("k3hal.cli.render:render", "Show the exact prompt a chat request becomes."),
     "model": Verb("k3hal.cli.model:app", "Make, show, list and check checkpoints."),
+    "plan": Verb("k3hal.cli.plan:plan", "Plan a deployment: launches, memory, and the origin of every flag."),
     "doctor": Verb("k3hal.cli.doctor:doctor", "Show this machine, its devices and versions, and what would run."),
     "op": Verb("k3hal.cli.op:app", "Operators: what runs them and why; compare, record, replay and bisect."),
     "conform": Verb("k3hal.cli.conform:app", "Prove the operators of this machine; check and compare such proofs."),
@@ -60,10 +62,13 @@ def load_verb(name: str) -> Any:
         group.name = name
         for command in group.commands.values():
             command.short_help = _first_sentence(command.help or "")
+        read_plainly(group)
         return group
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
     single.command(name)(target)
-    return typer.main.get_command(single)
+    command = typer.main.get_command(single)
+    read_plainly(command)
+    return command
 
 
 def _first_sentence(text: str) -> str:

@@ -109,7 +109,7 @@ class _Bar:
 
 
 def _summary(report: dict[str, Any], out: Path, code: int) -> dict[str, Any]:
-    keys = ("statement", "device", "selection", "must_pass", "counts", "seconds")
+    keys = ("statement", "device", "selection", "must_pass", "counts", "seconds", "unmeasured")
     names = ("op", "provider", "backend", "level", "reference_only")
     failures = [check for check in report["checks"] if check["status"] in ("Fail", "Crash", "Timeout")]
     ends = [{k: v for k, v in one.items() if k != "ran"} for one in report["end_to_end"]]
@@ -146,6 +146,8 @@ def _print(report: dict[str, Any], out: Path) -> None:
             typer.echo(f"{check['status']}: {check['provider']}, {check['case']}{kind}: {'; '.join(why)}")
     for one in report["end_to_end"]:
         typer.echo(f"end to end, {run_name(one)}: {one['status']} {one['problem']}".rstrip())
+    if report["unmeasured"]:
+        typer.echo(f"not all was timed: {report['unmeasured']}")
     for waiver in report["waivers"]:
         if waiver["problem"]:
             typer.echo(f"waiver {waiver['id']} of {waiver['op']}: {waiver['problem']}")

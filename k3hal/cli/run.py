@@ -15,6 +15,7 @@ import typer.main
 
 from k3hal import __version__
 from k3hal.cli.output import ERROR_SCHEMA, print_json, stdout, stdout_reserved
+from k3hal.cli.quick import read_plainly
 from k3hal.env import check_environment, debug_enabled
 from k3hal.errors import K3HALError, UsageError
 
@@ -35,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _write_utf8()
     args = list(sys.argv[1:] if argv is None else argv)
     command = typer.main.get_command(app)
+    read_plainly(command)
     if os.environ.get(_COMPLETION_VARIABLE):
         return command.main(args, prog_name="k3hal", complete_var=_COMPLETION_VARIABLE)
     as_json = _wants_json(args)

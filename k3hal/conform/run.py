@@ -19,7 +19,7 @@ from typing import Any
 from k3hal.conform.end_to_end import END_TO_END_TIMEOUT, EndToEnd, end_to_end_isolated
 from k3hal.conform.environment import device_json, statement, variables, versions
 from k3hal.conform.levels import dtypes_measured, level_rows, overall
-from k3hal.conform.measure import measure_isolated
+from k3hal.conform.measure import Measured, measure_isolated
 from k3hal.conform.must_pass import must_pass
 from k3hal.conform.package import CASES, PLAN, SCHEMA, new_package, refuse_what_is_no_package, write_report
 from k3hal.conform.plans import example_plan
@@ -91,10 +91,11 @@ def run(selection: Selection, out: Path, how: How, note: Note) -> dict[str, Any]
             "selection": {name: getattr(selection, name) for name in Selection.__dataclass_fields__},
             "must_pass": must_pass(selection),
             "policy": {"hash": policy_hash(), "classes": policy_classes()},
-            "providers": _providers(selection, found, outcomes, results, ends, measured, registry, device.arch),
+            "providers": _providers(selection, found, outcomes, results, ends, measured.timings, registry, device.arch),
             "checks": [result.to_json() for result in results],
             "end_to_end": [_end_json(one) for one in ends],
             "waivers": waived,
+            "unmeasured": measured.problem,
             "counts": dict(counts(results)),
             "seconds": round(time.perf_counter() - begun, 3),
         }
@@ -181,14 +182,17 @@ def _end_to_end(selection: Selection, threads: int, until: float, processes: Pro
     return end_to_end_isolated(preset, selection.device, ops, threads, processes, timeout=timeout, varied=varied)
 
 
-def _measured(
-    selection: Selection, found: Mapping[str, list[Candidate]], how: How, left: float
-) -> list[dict[str, Any]]:
+def _measured(selection: Selection, found: Mapping[str, list[Candidate]], how: How, left: float) -> Measured:
     """With `bench`, timings of every available provider, as many as `left` seconds allow."""
     if not how.bench:
-        return []
+        return Measured([])
     names = {op: [one.provider for one in rows if one.available] for op, rows in found.items()}
-    return measure_isolated(selection, {op: ids for op, ids in names.items() if ids}, how.plugins, left)
+    processes = Processes()
+    try:
+        return measure_isolated(selection, {op: ids for op, ids in names.items() if ids}, how.plugins, processes, left)
+    except BaseException:
+        processes.stop()
+        raise
 
 
 def _providers(
@@ -256,9 +260,10 @@ def _end_json(one: EndToEnd) -> dict[str, Any]:
 
 
 def exit_code(report: Mapping[str, Any]) -> int:
-    """3 after a crash or a hang, 1 for a failure or a waiver that is wrong, 2 where nothing could be judged, else 0."""
+    """3 after a crash or a hang, of what measures too, 1 for a failure or a waiver that is wrong, 2 where nothing could
+    be judged, else 0."""
     statuses = {check["status"] for check in report["checks"]} | {one["status"] for one in report["end_to_end"]}
-    if statuses & {"Crash", "Timeout"}:
+    if statuses & {"Crash", "Timeout"} or report.get("unmeasured"):
         return 3
     if "Fail" in statuses or any(waiver["problem"] for waiver in report["waivers"]):
         return 1

@@ -56,6 +56,8 @@ def _result(report: Mapping[str, Any]) -> Iterator[str]:
             numbers += f", rms {one['rms']:.2g}"
         why = f" ({one['problem']})" if one["problem"] else ""
         yield f"End to end, {run_name(one)}: {one['status']}{numbers}{why}."
+    if report.get("unmeasured"):
+        yield f"Not all was timed: {report['unmeasured']}."
     for waiver in report["waivers"]:
         state = waiver["problem"] or ("in use" if waiver["used"] else "not used in this run")
         yield f"Waiver {waiver['id']} of {waiver['op']}, until {waiver['expires']}, {waiver['issue']}: {state}."
