@@ -10,9 +10,10 @@ import pytest
 
 from k3hal.engine.cache.keys import NO_CONTEXT, UnitKeys
 from k3hal.engine.cache.store import PageStore
+from k3hal.engine.core import FAILED_STEPS_UNTIL_DEAD
 from k3hal.engine.request import Request
 
-from .cache_script import Run, fails, play_many, random_script, shrink
+from .cache_script import Run, Script, fails, play_many, random_script, shrink
 from .harness import Harness
 
 
@@ -131,6 +132,13 @@ def _store(harness: Harness) -> PageStore:
 def _wrap(target: Any, name: str, change: Callable[..., tuple[Any, ...]]) -> None:
     real = getattr(target, name)
     setattr(target, name, lambda *args: real(*change(*args)))
+
+
+def test_a_script_may_end_with_the_engine() -> None:
+    failing = [("fail",), ("new", ((), 5, 12, 89), 2, 0)] * FAILED_STEPS_UNTIL_DEAD
+    sizes = {"page_tokens": 3, "match_unit": 3, "num_runs": 7, "max_num_seqs": 1, "max_num_batched_tokens": 64}
+    run = Run(Script({**sizes, "policy": "cost"}, (*failing, ("new", ((), 5, 12, 89), 2, 0)))).play()
+    assert run.harness.core.dead and len(run.prompts) == FAILED_STEPS_UNTIL_DEAD
 
 
 @pytest.mark.nightly
