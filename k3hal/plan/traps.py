@@ -93,7 +93,7 @@ def _conflicts(decision: Decision, group: Group, many: bool) -> Iterator[str]:
         if mine and chosen.layer not in ("set", old.layer) and (old.value, old.flag) != (chosen.value, chosen.flag):
             yield f"{_shown(old)} loses to {_shown(chosen)}, which comes later{where}"
     if chosen.layer == "set" and any(old.layer == "parallel" for old in decision.overrode):
-        yield f"{_shown(chosen)} overrides the computed layout, and memory is that of the layout"
+        yield f"{_shown(chosen)} overrides the computed layout"
 
 
 def _features_left_on(plan: Deployment, choice: Choice) -> Iterator[str]:

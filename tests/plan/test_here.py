@@ -83,6 +83,17 @@ def test_serve_is_planned_for_one_device_of_another_machine(plan: Plan, nano_dir
         assert argv == ["k3hal", "serve", str(nano_dir), "--device", device]
 
 
+def test_a_device_of_this_machine_is_named_as_everywhere(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = (*(_gpu(index, "NVIDIA B300 SXM6 AC") for index in range(8)), CPU)
+    monkeypatch.setattr(probe, "present_devices", lambda: found)
+    monkeypatch.setattr(probe, "probe", lambda word: {"cuda": found[0], "cuda:1": found[1], "cpu": CPU}[word])
+    assert plan("--hardware cuda --json").json["hardware"]["gpus"] == 8
+    one = plan("--hardware cuda:1")
+    assert one.code == 2 and "a node has 1" in one.err
+    cpu = plan("--hardware cpu")
+    assert cpu.code == 2 and "this is a CPU: no recipe is for it" in cpu.err
+
+
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
