@@ -69,7 +69,9 @@ def load_yaml(text: str, where: str) -> Any:
 def _loader() -> Any:
     """YAML's safe types, and no key twice in a mapping: the first would be lost without a word."""
 
-    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+    class Loader(base):
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
             seen = set()
             for key, _ in node.value:

@@ -63,8 +63,6 @@ def refuse_small(
     hardware = request.hardware
     for count, bar in zip(counts, bars, strict=True):
         gpus, here = count.nodes * hardware.gpus, _place(strategy, count, hardware)
-        if count.nodes > strategy.max_nodes:
-            raise RefusedPlanError(f"{here}: {strategy.name} runs on at most {strategy.max_nodes} node(s)")
         if strategy.max_gpus and gpus > strategy.max_gpus:
             raise RefusedPlanError(f"{here}: {strategy.name} runs on at most {strategy.max_gpus} GPUs")
         if gpus < bar.required:
@@ -87,6 +85,9 @@ def _nodes(
 ) -> int:
     hardware = request.hardware
     if wanted is not None:
+        if wanted > strategy.max_nodes:
+            here = f"{strategy.name} on {wanted} nodes of {hardware.id}"
+            raise RefusedPlanError(f"{here}: {strategy.name} runs on at most {strategy.max_nodes} node(s)")
         _refuse_division(layout, wanted, request, strategy)
         return wanted
     least = max(bar.nodes(hardware), math.ceil(variant.memory_gb / hardware.node_gb))

@@ -129,10 +129,10 @@ def _pools(plan: Deployment, choice: Choice) -> Iterator[str]:
 
 
 def _shown(setting: Setting) -> str:
-    value = "" if setting.value is None else setting.value
+    value = setting.shown or ""
     spelt = setting.written + (value if setting.written.endswith("=") else f" {value}" if value else "")
     return f"{spelt} ({'--set' if setting.layer == 'set' else setting.layer})"
 
 
 def _gb(size: float) -> str:
-    return f"{size / GB:.1f} GB"
+    return f"{size / GB:.1f} GB" if size >= GB / 10 or not size else f"{size / GB:.2g} GB"

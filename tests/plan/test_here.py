@@ -94,6 +94,12 @@ def test_a_device_of_this_machine_is_named_as_everywhere(plan: Plan, monkeypatch
     assert cpu.code == 2 and "this is a CPU: no recipe is for it" in cpu.err
 
 
+def test_a_processor_has_no_datasheet(plan: Plan, nano_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"timestamp": 1, "input_length": 8, "output_length": 8}\n' * 2)
+    answer = plan(f"--for k3hal --hardware cpu --model {nano_dir} --workload trace:{tmp_path}/t.jsonl")
+    assert answer.code == 2 and "the speed of cpu is not known" in answer.err
+
+
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
@@ -108,6 +114,17 @@ def test_a_device_of_this_machine_is_named_as_everywhere(plan: Plan, monkeypatch
         ("--model MODEL --nodes 2", 4, "--nodes is about vLLM"),
         ("--model MODEL --strategy single_node_tp", 4, "--strategy is about vLLM"),
         ("--model MODEL --k8s", 4, "--k8s is about vLLM"),
+        ("--model MODEL --set '--device cpu'", 4, "cannot give --device .use --hardware"),
+        ("--model MODEL --set '--config x.yaml'", 4, "cannot give --config"),
+        ("--model MODEL --set '--max-model-len'", 4, "its value is missing"),
+        ("--model MODEL --set '--served-model-name a b'", 4, "takes one value"),
+        ("--model MODEL --context 8192 --concurrency 100000000", 2, r"--concurrency \d+ --context 8192 fits"),
+        ("--model MODEL --context 99999999", 2, "--context 131072"),
+        (
+            "--model MODEL --set '--memory-budget 0.014'",
+            2,
+            r"0\.0\d+ GB are missing.*serve a smaller checkpoint",
+        ),
         ("--model nowhere", 4, "neither a directory nor"),
     ],
 )
