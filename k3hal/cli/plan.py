@@ -169,8 +169,6 @@ def _sections(made: Deployment, asked: dict[str, Any], *, as_json: bool) -> dict
         from k3hal.plan.capacity import capacity, capacity_document, capacity_text, picture
 
         rows = capacity(made)
-        if asked["picture"]:
-            _write(asked["picture"], picture(made, rows))
         out["capacity"] = capacity_document(made, rows) if as_json else "\n".join(capacity_text(made, rows))
     if asked["workload"]:
         from k3hal.plan.trace import read_workload
@@ -178,6 +176,10 @@ def _sections(made: Deployment, asked: dict[str, Any], *, as_json: bool) -> dict
 
         sizing = size_workload(made, read_workload(asked["workload"]), asked["p95"] or DEFAULT_TARGET, asked["storage"])
         out["workload"] = sizing_document(sizing) if as_json else "\n".join(sizing_text(sizing))
+    if asked["picture"]:  # last, when nothing can be refused any more
+        from k3hal.plan.capacity import capacity, picture
+
+        _write(asked["picture"], picture(made, capacity(made)))
     return out
 
 
