@@ -22,7 +22,11 @@ _UNLIMITED_CONTEXT = 10**9
 
 def read_recipe(path: Path) -> Recipe:
     """A recipe file: `.toml` in this package's schema, anything else as a published YAML recipe."""
-    text = read_text(path, "a recipe")
+    return recipe_of(path, read_text(path, "a recipe"))
+
+
+def recipe_of(path: Path, text: str) -> Recipe:
+    """The recipe of a file's text."""
     return read_toml(text, str(path)) if path.suffix == ".toml" else read_yaml(text, str(path))
 
 
@@ -86,9 +90,11 @@ def _loader() -> Any:
 def read_text(path: Path, what: str) -> str:
     """A small file of a user's. Raises `InputError`, one line naming it and `what` it should be."""
     try:
-        if path.stat().st_size > _MAX_BYTES:
+        with path.open("rb") as file:  # read once, and no further: a pipe has no size, and a device no end
+            data = file.read(_MAX_BYTES + 1)
+        if len(data) > _MAX_BYTES:
             raise InputError(f"{path}: too large for {what}", hint=f"at most {_MAX_BYTES} bytes")
-        return path.read_text("utf-8")
+        return data.decode("utf-8")
     except OSError as error:
         raise InputError(f"{path}: cannot read: {error.strerror}") from error
     except UnicodeDecodeError as error:

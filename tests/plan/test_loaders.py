@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -221,3 +222,24 @@ def test_malformed_trace_is_one_line(name: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"t\.jsonl") as caught:
         read_workload(f"trace:{tmp_path}/t.jsonl")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("args", ["--lint DEV", "--hardware b300 --recipe DEV", "--inventory DEV"])
+def test_a_file_without_an_end_is_too_large(args: str, plan: Plan) -> None:
+    answer = plan(args.replace("DEV", "/dev/zero"))
+    assert answer.code == 4 and "/dev/zero: too large for" in answer.err
+
+
+def test_a_line_without_an_end_is_too_long(plan: Plan) -> None:
+    answer = plan("--hardware b300 --workload trace:/dev/zero")
+    assert answer.code == 4 and "/dev/zero line 1: longer than" in answer.err
+
+
+def test_a_recipe_from_a_pipe_is_linted(plan: Plan) -> None:
+    """A pipe can be read once."""
+    reader, writer = os.pipe()
+    os.write(writer, yaml.safe_dump(SMALL).encode())
+    os.close(writer)
+    answer = plan(f"--lint /dev/fd/{reader}")
+    os.close(reader)
+    assert answer.code == 1 and "finding" in answer.out
