@@ -10,13 +10,12 @@ import typer
 from k3hal.cli import plan_flags as flags
 from k3hal.cli.common import Json
 from k3hal.cli.output import print_json
+from k3hal.cli.plan_check import FORMS, check
 from k3hal.errors import UsageError
 
 if TYPE_CHECKING:
     from k3hal.plan.deployment import Deployment
     from k3hal.plan.request import PlanRequest
-
-_FORMS = ("as_json", "shell", "k8s", "compose", "slurm")
 
 
 def plan(
@@ -55,7 +54,7 @@ def plan(
     Exits with 2, naming the nearest plan that works, where the one asked for cannot. --lint exits with 1 on findings.
     """
     asked = ctx.params
-    _check(asked)
+    check(asked)
     if lint:
         return _lint(lint, as_json=as_json)
     if matrix or inventory:
@@ -67,7 +66,7 @@ def plan(
         from k3hal.plan.document import SCHEMA, document
 
         print_json(SCHEMA, document(made) | _sections(made, asked, as_json=True))
-    elif any(asked[form] for form in _FORMS):
+    elif any(asked[form] for form in FORMS):
         typer.echo(_file(made, asked).rstrip("\n"))
     else:
         from k3hal.plan.text import plan_text
@@ -75,42 +74,6 @@ def plan(
         blocks = ["\n".join(plan_text(made)), *_sections(made, asked, as_json=False).values()]
         typer.echo("\n\n".join(blocks))
     return 0
-
-
-def _check(asked: dict[str, Any]) -> None:
-    """Raise `UsageError` for flags that do not go together."""
-    forms = [form for form in _FORMS if asked[form]]
-    if len(forms) > 1:
-        raise UsageError("only one of --json, --shell, --k8s, --compose and --slurm can be printed")
-    if asked["for_"] not in ("vllm", "k3hal"):
-        raise UsageError(f"--for is {asked['for_']!r}", hint="it is vllm or k3hal")
-    if asked["picture"] and not asked["capacity"]:
-        raise UsageError("--picture draws what --capacity computes", hint="add --capacity")
-    if forms not in ([], ["as_json"]) and (asked["explain"] or asked["capacity"] or asked["workload"]):
-        raise UsageError("--explain, --capacity and --workload are printed as text or with --json")
-    for name in ("p95", "storage", "kv_offload"):
-        if asked[name] is not None and not 0 < asked[name] < 1e9:
-            raise UsageError(f"--{name.replace('_', '-')} is {asked[name]}", hint="expected a positive number")
-    if asked["for_"] == "k3hal":
-        given = [name for name in ("nodes", "prefill_nodes", "decode_nodes", "strategy", "variant") if asked[name]]
-        given += [
-            name
-            for name in ("features", "kv_offload", "inventory", "matrix", "recipe", "k8s", "compose", "slurm")
-            if asked[name]
-        ]
-        if given:
-            raise UsageError(f"--{given[0].replace('_', '-')} is about vLLM, not about --for k3hal")
-    for name in ("inventory", "matrix"):
-        if asked[name]:
-            _check_whole(name, asked, forms)
-
-
-def _check_whole(whole: str, asked: dict[str, Any], forms: list[str]) -> None:
-    """Raise `UsageError` for what is about one plan, where many are asked for."""
-    names = ("hardware", "nodes", "prefill_nodes", "decode_nodes", "explain", "capacity", "workload")
-    for name in (*names, *(form for form in forms if form != "as_json")):
-        if asked[name]:
-            raise UsageError(f"--{name.replace('_', '-')} is about one plan, --{whole} about many")
 
 
 def _deployment(asked: dict[str, Any]) -> Deployment:
@@ -123,7 +86,7 @@ def _deployment(asked: dict[str, Any]) -> Deployment:
 
 def _request(asked: dict[str, Any]) -> PlanRequest:
     from k3hal.plan.features import feature_names
-    from k3hal.plan.here import hardware_here, strategy_here
+    from k3hal.plan.here import hardware_here, is_present, strategy_here
     from k3hal.plan.recipe_toml import builtin_recipe
     from k3hal.plan.request import PlanRequest, user_tokens
 
@@ -133,8 +96,10 @@ def _request(asked: dict[str, Any]) -> PlanRequest:
         recipe = read_recipe(asked["recipe"])
     else:
         recipe = builtin_recipe()
-    offload, named = asked["kv_offload"], asked["hardware"] or asked["inventory"] or asked["matrix"]
-    machine = _hardware(asked["hardware"]) if named else hardware_here()
+    offload, named = asked["kv_offload"], bool(asked["inventory"] or asked["matrix"])
+    if asked["hardware"]:
+        named = not is_present(asked["hardware"])
+    machine = _hardware(asked["hardware"]) if named else hardware_here(asked["hardware"])
     names = ("variant", "nodes", "prefill_nodes", "decode_nodes", "model", "context", "concurrency")
     _check_model(asked["model"])
     return PlanRequest(
@@ -143,7 +108,7 @@ def _request(asked: dict[str, Any]) -> PlanRequest:
         strategy=asked["strategy"] or (None if named else strategy_here(machine, recipe)),
         features=feature_names(recipe, asked["features"]),
         user_args=user_tokens(asked["set_"] or []),
-        kv_args=("--kv-offloading-size", f"{offload:g}", "--kv-offloading-backend", "native") if offload else (),
+        kv_args=("--kv-offloading-size", f"{offload:.12g}", "--kv-offloading-backend", "native") if offload else (),
         **{name: asked[name] for name in names},
     )
 
@@ -162,16 +127,18 @@ def _hardware(name: str | None) -> Any:
 
 
 def _serve_plan(asked: dict[str, Any]) -> Deployment:
+    from k3hal.plan.here import is_present
     from k3hal.plan.k3hal_target import device_here, device_of, serve_plan
     from k3hal.plan.request import user_tokens
 
     _check_model(asked["model"])
-    if asked["hardware"]:
-        device = device_of(_hardware(asked["hardware"]))
+    word = asked["hardware"] or "auto"
+    if word != "auto" and not is_present(word):
+        device = device_of(_hardware(word))
     else:
         from k3hal.dispatch.probe import probe
 
-        device = device_here(probe("auto"))
+        device = device_here(probe(word))
     return serve_plan(device, asked["model"], user_tokens(asked["set_"] or []), asked["context"], asked["concurrency"])
 
 
@@ -202,8 +169,6 @@ def _sections(made: Deployment, asked: dict[str, Any], *, as_json: bool) -> dict
         from k3hal.plan.capacity import capacity, capacity_document, capacity_text, picture
 
         rows = capacity(made)
-        if asked["picture"]:
-            _write(asked["picture"], picture(made, rows))
         out["capacity"] = capacity_document(made, rows) if as_json else "\n".join(capacity_text(made, rows))
     if asked["workload"]:
         from k3hal.plan.trace import read_workload
@@ -211,6 +176,10 @@ def _sections(made: Deployment, asked: dict[str, Any], *, as_json: bool) -> dict
 
         sizing = size_workload(made, read_workload(asked["workload"]), asked["p95"] or DEFAULT_TARGET, asked["storage"])
         out["workload"] = sizing_document(sizing) if as_json else "\n".join(sizing_text(sizing))
+    if asked["picture"]:  # last, when nothing can be refused any more
+        from k3hal.plan.capacity import capacity, picture
+
+        _write(asked["picture"], picture(made, capacity(made)))
     return out
 
 

@@ -8,7 +8,10 @@ from typing import Annotated
 import typer
 
 Hardware = Annotated[
-    str | None, typer.Option("--hardware", metavar="ID", help="Machine, such as b300 or mi355x; default: this one.")
+    str | None,
+    typer.Option(
+        "--hardware", metavar="ID", help="Machine, such as b300 or mi355x, or cuda:1 here; default: this one."
+    ),
 ]
 Nodes = Annotated[int | None, typer.Option("--nodes", metavar="N", min=1, help="Nodes; default: the fewest that work.")]
 PrefillNodes = Annotated[

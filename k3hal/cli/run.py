@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import sys
@@ -25,6 +26,8 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
 BUG_REPORT = "the project's issue tracker"
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 # Set by the shell while it completes a command line; typer's protocol.
 _COMPLETION_VARIABLE = "_K3HAL_COMPLETE"
 
@@ -41,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return command.main(args, prog_name="k3hal", complete_var=_COMPLETION_VARIABLE)
     as_json = _wants_json(args)
     # Without an error stream there is nowhere else for anything to go.
-    divert = as_json and sys.stdout is not None and sys.stderr is not None
+    divert = as_json and sys.stderr is not None
     with stdout_reserved(for_good=argv is None) if divert else contextlib.nullcontext():
         return _run(command, args, as_json=as_json)
 
@@ -56,16 +59,27 @@ def _run(command: Any, args: list[str], *, as_json: bool) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # What is still buffered has no reader: without this the interpreter complains about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout().fileno())
+        _discard_output()
         return EXIT_BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            return _crash(error, as_json=as_json)
+        _discard_output()
+        return _refuse(UsageError(f"cannot write: {error.strerror}"), as_json=False)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the last resort: a bug is reported, never shown raw
         return _crash(error, as_json=as_json)
     return code
 
 
+def _discard_output() -> None:
+    """What is still buffered can go nowhere: without this the interpreter complains about it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stdout().fileno())
+
+
 def _write_utf8() -> None:
     """Let standard output take any text whatever the locale says, and the error stream even names that are no text."""
+    if sys.stdout is None:  # started with it closed; no other file may take its number
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace" if stream is sys.stderr else stream.errors)
@@ -126,4 +140,8 @@ def _print_error(message: str, hint: str) -> None:
 
 
 def _print_error_json(code: str, message: str, hint: str) -> None:
-    print_json(ERROR_SCHEMA, {"errors": [{"code": code, "message": message, "hint": hint}]})
+    try:
+        print_json(ERROR_SCHEMA, {"errors": [{"code": code, "message": message, "hint": hint}]})
+        stdout().flush()
+    except OSError:  # the line on the error stream and the exit code say it all
+        _discard_output()

@@ -97,7 +97,7 @@ def _decision(decision: Decision, group: Group) -> dict[str, Any]:
     return {
         "role": group.role,
         "flag": decision.chosen.flag,
-        "value": decision.chosen.value,
+        "value": decision.chosen.shown,
         "layer": decision.chosen.layer,
         "overrode": [_overridden(old, decision) for old in decision.overrode],
     }
@@ -105,7 +105,7 @@ def _decision(decision: Decision, group: Group) -> dict[str, Any]:
 
 def _overridden(old: Setting, decision: Decision) -> dict[str, Any]:
     other = {"written": old.written} if old in decision.unified() else {}
-    return {"layer": old.layer, "value": old.value, **other}
+    return {"layer": old.layer, "value": old.shown, **other}
 
 
 def _env(decision: EnvDecision, group: Group) -> dict[str, Any]:

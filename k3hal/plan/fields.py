@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from k3hal.dispatch.words import nearest
 from k3hal.errors import InputError
 
 _REQUIRED = object()
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Node:
@@ -64,6 +66,14 @@ class Node:
                 raise InputError(f"{node.where}: {name} is {_kind(value)}", hint="expected a text")
         node.take_all()
         return {name: str(value) for name, value in node.data.items()}
+
+    def environment(self, key: str) -> dict[str, str]:
+        """A mapping of variables' names to texts: a name is written into scripts as it stands."""
+        out = self.strings(key)
+        for name in out:
+            if not _VARIABLE.fullmatch(name):
+                raise InputError(f"{self.where}: {key}: {name!r:.40} is no variable's name", hint="like UCX_TLS")
+        return out
 
     def child(self, key: str) -> Node:
         """The mapping under `key`, empty where there is none."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from k3hal.errors import UsageError
 
@@ -27,6 +27,9 @@ ALIASES = {
     "-r": "--node-rank",
     "-q": "--quantization",
 }
+MANY = ("served-model-name", "lora-modules", "middleware", "api-key", "cudagraph-capture-sizes")
+"""Keys of vLLM's flags that take several values."""
+
 _NUMBER = re.compile(r"-\d+(\.\d+)?$")
 
 
@@ -40,19 +43,27 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One flag of one layer; `value` None for a switch, `written` as it stood there."""
+    """One flag of one layer; `value` None for a switch, `written` as it stood there, `rest` further values."""
 
     key: str
     flag: str
     value: str | None
     layer: str
     written: str
+    rest: tuple[str, ...] = ()
 
     def tokens(self) -> list[str]:
         """As command-line tokens; a value that looks like a flag stays attached to its own."""
         if self.value is None:
             return [self.flag]
-        return [f"{self.flag}={self.value}"] if self.value.startswith("-") else [self.flag, self.value]
+        if self.value.startswith("-"):
+            return [f"{self.flag}={self.value}"]
+        return [self.flag, self.value, *self.rest]
+
+    @property
+    def shown(self) -> str | None:
+        """Every value, as one text."""
+        return self.value if self.value is None else " ".join((self.value, *self.rest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +99,10 @@ def settings(layer: Layer) -> list[Setting]:
             raise UsageError(f"{layer.name}: {token!r} is no flag", hint=hint)
         name, equals, value = token.partition("=")
         if not equals and tokens and (not tokens[0].startswith("-") or _NUMBER.match(tokens[0])):
-            out.append(_setting(name, tokens.pop(0), layer.name, name))
+            setting = _setting(name, tokens.pop(0), layer.name, name)
+            while setting.key in MANY and tokens and not tokens[0].startswith("-"):
+                setting = replace(setting, rest=(*setting.rest, tokens.pop(0)))
+            out.append(setting)
         else:
             out.append(_setting(name, value if equals else None, layer.name, f"{name}=" if equals else name))
     return out

@@ -16,7 +16,7 @@ from k3hal.plan.gate import variant_refusal
 from k3hal.plan.hardware import Hardware, known_hardware
 from k3hal.plan.nearest import command
 from k3hal.plan.planner import make_deployment
-from k3hal.plan.recipe_yaml import load_yaml
+from k3hal.plan.recipe_yaml import load_yaml, read_text
 from k3hal.plan.refusal import RefusedPlanError
 from k3hal.plan.request import PlanRequest
 from k3hal.plan.strategies import known_strategies
@@ -51,18 +51,15 @@ def read_inventory(path: Path) -> list[Stock]:
 
     Raises `InputError`, one line naming the file and the entry.
     """
-    try:
-        data = load_yaml(path.read_text("utf-8"), str(path))
-    except OSError as error:
-        raise InputError(f"{path}: cannot read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 at byte {error.start}") from error
+    data = load_yaml(read_text(path, "an inventory"), str(path))
     if not isinstance(data, list) or not data:
         raise InputError(f"{path}: expected a list of machines", hint="like `- {hardware: b300, nodes: 2}`")
     stocks: dict[Hardware, int] = {}
     for index, entry in enumerate(data):
         stock = _stock(Node(entry, f"{path}: entry {index}"))
         stocks[stock.hardware] = stocks.get(stock.hardware, 0) + stock.nodes
+        if stocks[stock.hardware] > _MAX_NODES:
+            raise InputError(f"{path}: more than {_MAX_NODES} nodes of {stock.hardware.id}")
     return [Stock(hardware, nodes) for hardware, nodes in stocks.items()]
 
 

@@ -35,6 +35,14 @@ _LONGEST = 8192
 _DEVICES = {"NVIDIA": "cuda", "AMD": "rocm", "Huawei": "npu"}
 
 
+_NOT_SET = {
+    "--device": "use --hardware",
+    "--model": "use --model DIR",
+    "--config": 'give what the file says by --set "--flag value": it decides about memory',
+}
+"""Flags of `k3hal serve` that `--set` cannot give, and what does."""
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """Where to serve: the `--device` word, and bytes of memory, all and free."""
@@ -68,24 +76,20 @@ def serve_plan(
 ) -> Deployment:
     """Raises `RefusedPlanError` where the model does not fit one device, as `k3hal serve` runs on one, and `UsageError`
     for a flag that it does not have or take."""
-    config = model_config(model)
-    weights = ModelWeights(config)
-    decisions = settle(_layers(device, user_args, context, concurrency))
-    options = _options(decisions)
-    longest = options.max_model_len or min(config.max_position_embeddings, _LONGEST)
-    if longest > config.max_position_embeddings:
-        raise RefusedPlanError(f"{longest} tokens are beyond the model's {config.max_position_embeddings} positions")
+    weights = ModelWeights(model_config(model))
+    decisions, memory = _sized(device, weights, user_args, context, concurrency)
     argv = ("k3hal", "serve", str(model) if model else "moonshotai/Kimi-K3", *argv_of(decisions))
     group = Group("server", ONE, (Launch("server", 0, 0, argv, {}),), tuple(decisions), ())
-    memory = _memory(device, weights, options, longest, concurrency or 1)
     if not memory.ok:
-        raise RefusedPlanError(
-            f"{misfit_text(memory)}; k3hal serve runs on one device",
-            hint="serve a smaller checkpoint (--model DIR), or plan with --for vllm",
-        )
+        hint = "serve a smaller checkpoint (--model DIR), or plan with --for vllm"
+        for fewer, shorter in _smaller(memory):
+            if _sized(device, weights, user_args, shorter, fewer)[1].ok:
+                hint = f"--concurrency {fewer} --context {shorter} fits"
+                break
+        raise RefusedPlanError(f"{misfit_text(memory)}; k3hal serve runs on one device", hint=hint)
     return Deployment(
         recipe="k3hal",
-        variant=config.expert_format,
+        variant=weights.config.expert_format,
         model_id=argv[2],
         image=None,
         hardware=device.hardware,
@@ -96,6 +100,27 @@ def serve_plan(
         memory=(memory,),
         weights=weights,
     )
+
+
+def _sized(
+    device: Device, weights: ModelWeights, user_args: Sequence[str], context: int | None, concurrency: int | None
+) -> tuple[list[Decision], GpuMemory]:
+    """The server's flags, and the memory they make it take."""
+    decisions = settle(_layers(device, user_args, context, concurrency))
+    options = _options(decisions)
+    limit = weights.config.max_position_embeddings
+    longest = options.max_model_len or min(limit, _LONGEST)
+    if longest > limit:
+        raise RefusedPlanError(f"{longest} tokens are beyond the model's {limit} positions", hint=f"--context {limit}")
+    return decisions, _memory(device, weights, options, longest, concurrency or 1)
+
+
+def _smaller(memory: GpuMemory) -> Iterator[tuple[int, int]]:
+    """Sequences at once and tokens of each: fewer, then shorter."""
+    for step in range(1, memory.concurrency.bit_length()):
+        yield memory.concurrency >> step, memory.context
+    for step in range(1, memory.context.bit_length() - 1):  # the server takes no length of 1
+        yield 1, memory.context >> step
 
 
 def _layers(device: Device, user_args: Sequence[str], context: int | None, concurrency: int | None) -> Iterator[Layer]:
@@ -110,10 +135,15 @@ def _options(decisions: Sequence[Decision]) -> EngineOptions:
     """The engine's options as `k3hal serve` would read them."""
     known = {f"--{name.replace('_', '-')}": name for name in (*ServeSettings.model_fields, "config")}
     for decision in decisions:
-        if decision.chosen.flag not in known:
-            raise UsageError(
-                f"--set: k3hal serve has no {decision.chosen.flag}", hint=nearest(decision.chosen.flag, known)
-            )
+        flag = decision.chosen.flag
+        if flag not in known:
+            raise UsageError(f"--set: k3hal serve has no {flag}", hint=nearest(flag, known))
+        if decision.chosen.layer == "set" and flag in _NOT_SET:
+            raise UsageError(f"--set cannot give {flag}", hint=_NOT_SET[flag])
+        if decision.chosen.rest:
+            raise UsageError(f"--set {flag} takes one value", hint="repeat it in a --config file of k3hal serve")
+        if decision.chosen.value is None:
+            raise UsageError(f"--set {flag}: its value is missing", hint=f'write --set "{flag} VALUE"')
     flags = {known[decision.chosen.flag]: decision.chosen.value for decision in decisions}
     return EngineOptions.of(**load_settings(ServeSettings, flags, environ={}).engine_options())
 

@@ -13,7 +13,7 @@ from k3hal.plan.flags import Layer, settings, settle
 from k3hal.plan.gate import least_gpus, reach_refusal, strategy_refusal, variant_refusal
 from k3hal.plan.hardware import known_hardware
 from k3hal.plan.recipe import Patch, Recipe, by_generation
-from k3hal.plan.recipe_yaml import load_yaml, read_recipe
+from k3hal.plan.recipe_yaml import load_yaml, read_text, recipe_of
 from k3hal.plan.strategies import known_strategies
 
 SCHEMA = "k3hal.plan_lint/1"
@@ -30,8 +30,8 @@ class Finding(NamedTuple):
 
 def lint(path: Path) -> list[Finding]:
     """Every finding, in the order of the checks. Raises `InputError` for a file that is no recipe."""
-    recipe = read_recipe(path)
-    text = path.read_text("utf-8")
+    text = read_text(path, "a recipe")
+    recipe = recipe_of(path, text)
     raw = tomllib.loads(text) if path.suffix == ".toml" else load_yaml(text, str(path))
     checks = (_names, _verified, _memory, _unreachable, _replaced, _left_on, _roles, _features, _repeated)
     found = [finding for check in checks for finding in check(recipe)]

@@ -11,11 +11,10 @@ import yaml
 from k3hal.plan.deployment import Deployment
 from k3hal.plan.hardware import Hardware
 from k3hal.plan.launch import Group, Launch
-from k3hal.plan.shell import launch_line, variables_of
+from k3hal.plan.shell import launch_line, substituted, variables_of
 
 ROUTER_PORT = "8000"
 _DEVICES = {"NVIDIA": "nvidia.com/gpu", "AMD": "amd.com/gpu", "Huawei": "huawei.com/Ascend910"}
-_VARIABLE = re.compile(r"\$([A-Z][A-Z0-9_]*)")
 
 
 class _Plain(yaml.SafeDumper):
@@ -43,18 +42,18 @@ def compose(plan: Deployment) -> str:
     """One service a launch. Each is for its own machine: start one with `docker compose up NAME` there."""
     services = {}
     for launch in _launches(plan):
-        command = [_VARIABLE.sub(r"${\1}", token) for token in launch.argv[1:]]
+        command = _for_compose(launch.argv[1:])
         services[_name(launch)] = {
             "image": plan.image,
             "network_mode": "host",
             "ipc": "host",
             "entrypoint": [launch.argv[0]],
             "command": command,
-            "environment": {name: _VARIABLE.sub(r"${\1}", value) for name, value in launch.env.items()},
+            "environment": dict(zip(launch.env, _for_compose(list(launch.env.values())), strict=True)),
             **_compose_devices(plan.hardware),
         }
     if plan.router:
-        command = [_VARIABLE.sub(r"${\1}", token) for token in plan.router[1:]]
+        command = _for_compose(plan.router[1:])
         services["router"] = {
             "image": plan.image,
             "network_mode": "host",
@@ -68,7 +67,7 @@ def slurm(plan: Deployment) -> str:
     """A batch script that starts every launch on its own node of one allocation."""
     lines = [
         "#!/usr/bin/env bash",
-        f"#SBATCH --job-name={plan.recipe}-{plan.strategy.replace('_', '-')}",
+        f"#SBATCH --job-name={_label(plan)}-{plan.strategy.replace('_', '-')}",
         f"#SBATCH --nodes={plan.nodes}",
         f"#SBATCH --gpus-per-node={plan.hardware.gpus}",
         "#SBATCH --ntasks-per-node=1",
@@ -99,13 +98,18 @@ def _launches(plan: Deployment) -> Iterator[Launch]:
         yield from group.launches
 
 
+def _label(plan: Deployment) -> str:
+    """The recipe's id as a name that Kubernetes and Slurm take, whatever a recipe file calls itself."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", plan.recipe)[:60].strip("._-") or "recipe"
+
+
 def _name(launch: Launch) -> str:
     return f"{launch.role}-{launch.node}"
 
 
 def _pod(plan: Deployment, launch: Launch) -> list[dict[str, Any]]:
     name = f"k3-{_name(launch)}"
-    labels = {"app": name, "plan": plan.recipe}
+    labels = {"app": name, "plan": _label(plan)}
     device = {_DEVICES[plan.hardware.brand]: plan.hardware.gpus}
     container = {
         "name": launch.role,
@@ -146,7 +150,7 @@ def _pod(plan: Deployment, launch: Launch) -> list[dict[str, Any]]:
 
 
 def _router(plan: Deployment) -> dict[str, Any]:
-    labels = {"app": "k3-router", "plan": plan.recipe}
+    labels = {"app": "k3-router", "plan": _label(plan)}
     env = [*_variables(plan, plan.router), {"name": "ROUTER_HOST", "value": "0.0.0.0"}]
     container = {
         "name": "router",
@@ -165,7 +169,10 @@ def _router(plan: Deployment) -> dict[str, Any]:
 
 
 def _pod_env(launch: Launch) -> list[dict[str, str]]:
-    return [{"name": name, "value": _VARIABLE.sub(r"$(\1)", value)} for name, value in launch.env.items()]
+    return [
+        {"name": name, "value": value}
+        for name, value in zip(launch.env, _for_pods(list(launch.env.values())), strict=True)
+    ]
 
 
 def _pod_variables(plan: Deployment, launch: Launch) -> list[dict[str, str]]:
@@ -187,7 +194,11 @@ def _hosts(group: Group) -> dict[str, str]:
 
 
 def _for_pods(tokens: Sequence[str]) -> list[str]:
-    return [_VARIABLE.sub(r"$(\1)", token) for token in tokens]
+    return [substituted(token, r"$(\1)", ("$(", "$$(")) for token in tokens]
+
+
+def _for_compose(tokens: Sequence[str]) -> list[str]:
+    return [substituted(token, r"${\1}", ("$", "$$")) for token in tokens]
 
 
 def _compose_devices(hardware: Hardware) -> dict[str, Any]:

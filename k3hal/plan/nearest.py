@@ -54,6 +54,19 @@ def nearest_plan(request: PlanRequest) -> tuple[PlanRequest, Deployment] | None:
 
 
 def candidates(request: PlanRequest) -> Iterator[PlanRequest]:
+    """Every candidate, and for another model than the recipe's each with requests no longer than that model's."""
+    for candidate in _candidates(request):
+        yield candidate
+        if candidate.model:
+            limit = model_config(candidate.model).max_position_embeddings
+            yield replace(
+                candidate,
+                user_args=(*candidate.user_args, "--max-model-len", str(limit)),
+                context=min(candidate.context, limit) if candidate.context else None,
+            )
+
+
+def _candidates(request: PlanRequest) -> Iterator[PlanRequest]:
     """Ever further from what was asked: whole nodes where these have fewer GPUs than their kind, fewer features, other
     nodes, less cache, another strategy, variant, machine."""
     whole = known_hardware().get(request.hardware.id, request.hardware)
@@ -61,9 +74,7 @@ def candidates(request: PlanRequest) -> Iterator[PlanRequest]:
         request = replace(request, hardware=whole)
         yield request
     yield from _without_features(request)
-    if request.model:
-        limit = model_config(request.model).max_position_embeddings
-        yield replace(request, user_args=(*request.user_args, "--max-model-len", str(limit)))
+    yield request
     free = replace(request, nodes=None, prefill_nodes=None, decode_nodes=None)
     yield free
     if request.strategy is None:
@@ -97,6 +108,8 @@ def command(request: PlanRequest, plan: Deployment) -> str:
         words += ["--recipe", quoted(request.recipe.source)]
     for setting in settings(Layer("--set", request.user_args)):
         words += ["--set", quoted(" ".join(map(quoted, setting.tokens())))]
+    if request.kv_args:
+        words += ["--kv-offload", request.kv_args[1]]
     if request.context:
         words += ["--context", str(request.context)]
     if request.concurrency:
@@ -153,7 +166,10 @@ def _less_cache(request: PlanRequest) -> Iterator[PlanRequest]:
         return
     if not plan.memory:
         return
-    context = request.context or plan.memory[0].context
+    longest = min(memory.context for memory in plan.memory)
+    if request.context and request.context > longest:
+        yield replace(request, context=longest)
+    context = min(request.context or longest, longest)
     fits = min(memory.cost.sequences(context, memory.room) for memory in plan.memory)
     if fits:
         yield replace(request, concurrency=fits)

@@ -13,11 +13,12 @@ from k3hal.plan.hardware import Hardware
 from k3hal.plan.launch import Group, aggregated_group, role_group, router_argv
 from k3hal.plan.layers import Choice, Role
 from k3hal.plan.layout import Layout, layout_of
+from k3hal.plan.own_flags import refuse_unusable, settled_layout
 from k3hal.plan.recipe import Recipe, RoleRules, Variant
 from k3hal.plan.recipe_toml import about_kimi_k3
 from k3hal.plan.refusal import RefusedPlanError
 from k3hal.plan.request import PlanRequest, find_variant
-from k3hal.plan.sizes import NodeCount, aggregated_nodes, pool_nodes, refuse_small
+from k3hal.plan.sizes import NodeCount, aggregated_nodes, indivisible, pool_nodes, refuse_small
 from k3hal.plan.strategies import ROLES, Strategy, find_strategy, known_strategies
 from k3hal.plan.weights import ModelWeights, model_config
 
@@ -44,6 +45,7 @@ def make_deployment(request: PlanRequest) -> Deployment:
     choice = Choice(recipe, variant, strategy, hardware, features, request.user_args, request.kv_args)
     model_id = str(request.model) if request.model else variant.model_id
     groups = _groups(choice, counts, model_id)
+    groups = tuple(_with_own_sizes(group, request) for group in groups)
     for group in groups:
         _refuse_flags(group, hardware)
     memory = tuple(
@@ -150,6 +152,15 @@ def _tensor_parallel(choice: Choice) -> int | None:
         return None
     fixed = choice.variant.tp or choice.recipe.rules(choice.strategy.name).tp
     return fixed or (1 if choice.variant.memory_gb <= choice.hardware.gpu_gb else None)
+
+
+def _with_own_sizes(group: Group, request: PlanRequest) -> Group:
+    """The group with the layout that its flags make, where they are not the computed ones."""
+    refuse_unusable(group.decisions)
+    layout = settled_layout(group)
+    if layout != group.layout and (why := indivisible(layout, request)):
+        raise RefusedPlanError(why)
+    return replace(group, layout=layout)
 
 
 def _refuse_flags(group: Group, hardware: Hardware) -> None:

@@ -61,7 +61,7 @@ def read_toml(text: str, where: str) -> Recipe:
 
 
 def patch_of(node: Node) -> Patch:
-    return Patch(node.texts("args"), node.strings("env"), node.text("image", None))
+    return Patch(node.texts("args"), node.environment("env"), node.text("image", None))
 
 
 def min_gpus_of(node: Node) -> Mapping[str, int | Mapping[str, int]]:
@@ -103,7 +103,7 @@ def _feature(name: str, node: Node) -> Feature:
     return Feature(
         name,
         node.texts("args"),
-        node.strings("env"),
+        node.environment("env"),
         _on(node, "on"),
         node.texts("strategies", None),
         node.text("reason", ""),
@@ -121,7 +121,7 @@ def _rules(node: Node) -> StrategyRules:
         node.whole("min_gpus", None),
         node.whole("tp", None),
         patch_of(node),
-        node.strings("extra_env"),
+        node.environment("extra_env"),
         _on(node, "on"),
         {role: _role(part) for role in ROLES if (part := node.child(role)).data},
         node.strings("router"),

@@ -16,13 +16,17 @@ from k3hal.plan.recipe_toml import layout_of, min_gpus_of, read_toml
 from k3hal.plan.strategies import ROLES, known_strategies
 
 _VERDICTS = {"supported": True, "unsupported": False}
-_MAX_BYTES = 4_000_000
+_MAX_BYTES = 1_000_000
 _UNLIMITED_CONTEXT = 10**9
 
 
 def read_recipe(path: Path) -> Recipe:
     """A recipe file: `.toml` in this package's schema, anything else as a published YAML recipe."""
-    text = _text(path)
+    return recipe_of(path, read_text(path, "a recipe"))
+
+
+def recipe_of(path: Path, text: str) -> Recipe:
+    """The recipe of a file's text."""
     return read_toml(text, str(path)) if path.suffix == ".toml" else read_yaml(text, str(path))
 
 
@@ -43,7 +47,7 @@ def read_yaml(text: str, where: str) -> Recipe:
         default_strategy=root.text("default_strategy", "single_node_tp"),
         default_hardware=meta.text("default_hardware", None),
         verified=frozenset(name for name, word in meta.child("hardware").data.items() if word == "verified"),
-        base=Patch(model.texts("base_args"), model.strings("base_env"), model.text("docker_image", None)),
+        base=Patch(model.texts("base_args"), model.environment("base_env"), model.text("docker_image", None)),
         variants={name: _variant(name, node, model_id) for name, node in root.children("variants")},
         features={name: _feature(name, node, name in opt_in) for name, node in root.children("features")},
         strategies={
@@ -60,18 +64,37 @@ def read_yaml(text: str, where: str) -> Recipe:
 
 def load_yaml(text: str, where: str) -> Any:
     """The document of a YAML text. Raises `InputError` where it is none."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        return yaml.load(text, Loader=loader)
+        return yaml.load(text, Loader=_loader())
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{where}: not YAML: {' '.join(str(error).split())[:200]}") from error
 
 
-def _text(path: Path) -> str:
+def _loader() -> Any:
+    """YAML's safe types, and no key twice in a mapping: the first would be lost without a word."""
+
+    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+    class Loader(base):
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            seen = set()
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode) and key.value in seen and key.value != "<<":
+                    raise yaml.YAMLError(f"key {key.value!r} twice, line {key.start_mark.line + 1}")
+                seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
+            return super().construct_mapping(node, deep)
+
+    return Loader
+
+
+def read_text(path: Path, what: str) -> str:
+    """A small file of a user's. Raises `InputError`, one line naming it and `what` it should be."""
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise InputError(f"{path}: too large for a recipe", hint=f"at most {_MAX_BYTES} bytes")
-        return path.read_text("utf-8")
+        with path.open("rb") as file:  # read once, and no further: a pipe has no size, and a device no end
+            data = file.read(_MAX_BYTES + 1)
+        if len(data) > _MAX_BYTES:
+            raise InputError(f"{path}: too large for {what}", hint=f"at most {_MAX_BYTES} bytes")
+        return data.decode("utf-8")
     except OSError as error:
         raise InputError(f"{path}: cannot read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -98,7 +121,7 @@ def _on(node: Node, key: str) -> On:
     return {
         name: Patch(
             (*part.texts("extra_args"), *part.texts("vllm_args"), *part.texts("args")),
-            part.strings("extra_env") | part.strings("env"),
+            part.environment("extra_env") | part.environment("env"),
             part.text("docker_image", None),
         )
         for name, part in node.children(key)
@@ -112,7 +135,7 @@ def _variant(name: str, node: Node, model_id: str) -> Variant:
         node.text("precision", "bf16"),
         node.number("vram_minimum_gb"),
         node.texts("supported_hardware", tuple(known_hardware())),
-        Patch(node.texts("extra_args"), node.strings("extra_env"), node.text("docker_image", None)),
+        Patch(node.texts("extra_args"), node.environment("extra_env"), node.text("docker_image", None)),
         _on(node, "hardware_overrides"),
         node.whole("tp", None),
     )
@@ -123,7 +146,7 @@ def _feature(name: str, node: Node, opt_in: bool) -> Feature:
     return Feature(
         name,
         node.texts("args"),
-        node.strings("env"),
+        node.environment("env"),
         _on(node, "hardware_overrides"),
         node.texts("strategies", None),
         "",
@@ -141,13 +164,13 @@ def _exclusive_words(description: str) -> tuple[str, ...]:
 def _rules(name: str, root: Node, bars: Node, node: Node) -> StrategyRules:
     support = root.child("strategy_hardware").child(name)
     bar = bars.raw(name)
-    extra = node.strings("extra_env")
+    extra = node.environment("extra_env")
     return StrategyRules(
         name in root.texts("compatible_strategies"),
         {key: _verdict(support, key) for key in support.data},
         bars.whole(name) if bar is not None else None,
         node.whole("tp", None),
-        Patch((*node.texts("extra_args"), *node.texts("vllm_args")), node.strings("env")),
+        Patch((*node.texts("extra_args"), *node.texts("vllm_args")), node.environment("env")),
         extra,
         _on(node, "hardware_overrides"),
         {role: _role(part) for role in ROLES if (part := node.child(role)).data},
@@ -163,7 +186,7 @@ def _verdict(node: Node, key: str) -> bool:
 
 
 def _role(node: Node) -> RoleRules:
-    patch = Patch((*node.texts("extra_args"), *node.texts("vllm_args")), node.strings("env"))
+    patch = Patch((*node.texts("extra_args"), *node.texts("vllm_args")), node.environment("env"))
     return RoleRules(layout_of(node, "parallelism"), node.whole("tp", None), patch, _on(node, "hardware_overrides"))
 
 

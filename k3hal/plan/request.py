@@ -12,6 +12,7 @@ from k3hal.errors import UsageError
 from k3hal.plan.flags import Layer, settings
 from k3hal.plan.hardware import Hardware
 from k3hal.plan.launch import NODE_FLAGS
+from k3hal.plan.own_flags import refuse_misspelt
 from k3hal.plan.recipe import Recipe, Variant
 
 
@@ -39,11 +40,15 @@ def user_tokens(sets: Sequence[str]) -> tuple[str, ...]:
     """The tokens of the `--set` texts. Raises `UsageError` for what is no flag, or one only the planner can give."""
     tokens: list[str] = []
     for text in sets:
+        if not text.strip():
+            raise UsageError("--set is empty", hint='write --set "--flag value"')
         try:
             tokens += shlex.split(text)
         except ValueError as error:
             raise UsageError(f"--set {text!r}: {error}") from error
-    for setting in settings(Layer("--set", tuple(tokens))):
+    given = settings(Layer("--set", tuple(tokens)))
+    refuse_misspelt(given)
+    for setting in given:
         if setting.key in NODE_FLAGS:
             raise UsageError(f"--set cannot give {setting.flag}: it differs from node to node", hint="use --nodes")
     return tuple(tokens)

@@ -23,12 +23,25 @@ def launch_line(env: Iterable[tuple[str, str]], argv: Sequence[str]) -> str:
     return " ".join([*(f"{name}={quoted(value)}" for name, value in env), *map(quoted, argv)])
 
 
+def comment(text: str) -> str:
+    """A text as one comment line: a newline in it would begin a command."""
+    return f"# {' '.join(text.split())}"
+
+
+def substituted(token: str, reference: str, escape: tuple[str, str]) -> str:
+    """A token for a format with variables of its own: the shell's `$NAME` as `reference` (a template with `\\1`)
+    where a shell would expand it, everything else literal, by `escape` (what to replace, and with what)."""
+    if _BARE.fullmatch(token):
+        return _VARIABLE.sub(reference, token)
+    return token.replace(*escape)
+
+
 def script(plan: Deployment) -> str:
     """A script with one function for each launch; `script.sh ROLE NODE` runs one."""
     lines = [
         "#!/usr/bin/env bash",
-        f"# {plan.recipe}, variant {plan.variant}: {plan.strategy} on {plan.nodes} x {plan.hardware.id}.",
-        *(f"# Warning: {warning}" for warning in plan.warnings),
+        comment(f"{plan.recipe}, variant {plan.variant}: {plan.strategy} on {plan.nodes} x {plan.hardware.id}."),
+        *(comment(f"Warning: {warning}") for warning in plan.warnings),
         "set -euo pipefail",
         'case "${1:-server} ${2:-0}" in',
     ]

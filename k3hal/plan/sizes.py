@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from k3hal.errors import UsageError
 from k3hal.plan.gate import Bar
 from k3hal.plan.hardware import Hardware
-from k3hal.plan.layout import layout_of
+from k3hal.plan.layout import Layout, layout_of
 from k3hal.plan.recipe import RoleRules, Variant
 from k3hal.plan.recipe_toml import about_kimi_k3
 from k3hal.plan.refusal import RefusedPlanError
@@ -62,8 +63,6 @@ def refuse_small(
     hardware = request.hardware
     for count, bar in zip(counts, bars, strict=True):
         gpus, here = count.nodes * hardware.gpus, _place(strategy, count, hardware)
-        if count.nodes > strategy.max_nodes:
-            raise RefusedPlanError(f"{here}: {strategy.name} runs on at most {strategy.max_nodes} node(s)")
         if strategy.max_gpus and gpus > strategy.max_gpus:
             raise RefusedPlanError(f"{here}: {strategy.name} runs on at most {strategy.max_gpus} GPUs")
         if gpus < bar.required:
@@ -86,26 +85,30 @@ def _nodes(
 ) -> int:
     hardware = request.hardware
     if wanted is not None:
+        if wanted > strategy.max_nodes:
+            here = f"{strategy.name} on {wanted} nodes of {hardware.id}"
+            raise RefusedPlanError(f"{here}: {strategy.name} runs on at most {strategy.max_nodes} node(s)")
         _refuse_division(layout, wanted, request, strategy)
         return wanted
-    least = max(bar.nodes(hardware), -(-int(variant.memory_gb) // int(hardware.node_gb)))
+    least = max(bar.nodes(hardware), math.ceil(variant.memory_gb / hardware.node_gb))
     if strategy.max_nodes == 1:
         return 1
-    good = (n for n in range(least, strategy.max_nodes + 1) if not _indivisible(layout, n, request))
+    good = (
+        n for n in range(least, strategy.max_nodes + 1) if not indivisible(layout_of(layout, n, hardware.gpus), request)
+    )
     return next(good, least)
 
 
 def _refuse_division(layout: str, nodes: int, request: PlanRequest, strategy: Strategy) -> None:
-    if why := _indivisible(layout, nodes, request):
+    if why := indivisible(layout_of(layout, nodes, request.hardware.gpus), request):
         raise RefusedPlanError(f"{strategy.name} on {nodes} nodes of {request.hardware.id}: {why}")
 
 
-def _indivisible(kind: str, nodes: int, request: PlanRequest) -> str | None:
+def indivisible(layout: Layout, request: PlanRequest) -> str | None:
     """Why the model cannot be divided like this; None if it can, or nothing is known of its heads and experts."""
     if request.model is None and not about_kimi_k3(request.recipe):
         return None
     config = model_config(request.model)
-    layout = layout_of(kind, nodes, request.hardware.gpus)
     if layout.tp > 1 and (config.num_heads % layout.tp or config.kda_heads % layout.tp):
         return f"a tensor-parallel size of {layout.tp} does not divide the model's {config.num_heads} heads"
     if layout.expert_parallel and config.num_experts % (layout.tp * layout.dp):

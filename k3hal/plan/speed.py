@@ -52,6 +52,8 @@ def speeds(plan: Deployment) -> tuple[Speed, Speed]:
 def _speed(plan: Deployment, group: Group) -> Speed:
     assert plan.weights is not None
     device, config, layout = describe(plan.hardware.id), plan.weights.config, group.layout
+    if "bfloat16" not in device.flops or not device.bandwidth:
+        raise RefusedPlanError(f"the speed of {plan.hardware.id} is not known", hint="give --hardware, such as b300")
     sizes = plan.weights.by_kind
     memory = plan.memory[plan.groups.index(group)]
     total = layout.tp * layout.pp * layout.dp

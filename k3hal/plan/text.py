@@ -64,8 +64,8 @@ def origin_lines(plan: Deployment) -> Iterator[str]:
         yield f"{group.role}: flag, its layer, and what it overrode"
         for decision in group.decisions:
             setting = decision.chosen
-            shown = setting.flag if setting.value is None else f"{setting.flag} {setting.value}"
-            old = ", ".join(f"{old.value or old.flag} of {old.layer}" for old in decision.overrode)
+            shown = setting.flag if setting.value is None else f"{setting.flag} {setting.shown}"
+            old = ", ".join(f"{old.shown or old.flag} of {old.layer}" for old in decision.overrode)
             yield f"    {shown}  <- {setting.layer}{f' over {old}' if old else ''}"
         for variable in group.environment:
             old = ", ".join(f"{value} of {layer}" for layer, value in variable.overrode)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from k3hal.errors import InputError, UsageError
 
 _LONGEST = 10**9
+_LINE = 100_000
 
 
 class Arrival(NamedTuple):
@@ -32,7 +33,9 @@ def read_workload(text: str) -> list[Arrival]:
     arrivals = []
     try:
         with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(iter(lambda: file.readline(_LINE), ""), 1):
+                if len(line) == _LINE:
+                    raise InputError(f"{path} line {number}: longer than {_LINE} characters")
                 if line.strip():
                     arrivals.append(_arrival(line, f"{path} line {number}"))
     except OSError as error:

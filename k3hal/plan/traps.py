@@ -93,7 +93,7 @@ def _conflicts(decision: Decision, group: Group, many: bool) -> Iterator[str]:
         if mine and chosen.layer not in ("set", old.layer) and (old.value, old.flag) != (chosen.value, chosen.flag):
             yield f"{_shown(old)} loses to {_shown(chosen)}, which comes later{where}"
     if chosen.layer == "set" and any(old.layer == "parallel" for old in decision.overrode):
-        yield f"{_shown(chosen)} overrides the computed layout, and memory is that of the layout"
+        yield f"{_shown(chosen)} overrides the computed layout"
 
 
 def _features_left_on(plan: Deployment, choice: Choice) -> Iterator[str]:
@@ -129,10 +129,10 @@ def _pools(plan: Deployment, choice: Choice) -> Iterator[str]:
 
 
 def _shown(setting: Setting) -> str:
-    value = "" if setting.value is None else setting.value
+    value = setting.shown or ""
     spelt = setting.written + (value if setting.written.endswith("=") else f" {value}" if value else "")
     return f"{spelt} ({'--set' if setting.layer == 'set' else setting.layer})"
 
 
 def _gb(size: float) -> str:
-    return f"{size / GB:.1f} GB"
+    return f"{size / GB:.1f} GB" if size >= GB / 10 or not size else f"{size / GB:.2g} GB"

@@ -59,3 +59,10 @@ def test_a_value_that_looks_like_a_flag_stays_with_its_own() -> None:
 def test_what_is_no_flag_is_named() -> None:
     with pytest.raises(UsageError, match="somewhere: 'value' is no flag"):
         settle([Layer("somewhere", ("--x", "1", "value"))])
+
+
+def test_a_flag_of_several_values_keeps_them() -> None:
+    (old, new) = ("--served-model-name", "a", "b"), ("--served_model_name", "c d", "e")
+    (decision,) = settle([Layer("model", old), Layer("set", new)])
+    assert argv_of([decision]) == ["--served-model-name", "c d", "e"]
+    assert [setting.shown for setting in decision.overrode] == ["a b"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -146,3 +147,20 @@ def test_devices_of_other_vendors(hardware: str, plan: Plan) -> None:
     assert list(limits.values()) == [document["hardware"]["gpus"]] and "nvidia.com/gpu" not in limits
     services = yaml.safe_load(plan(f"--hardware {hardware} --compose").out)["services"]
     assert services["server-0"]["image"] == document["image"] and services["server-0"]["devices"]
+
+
+OWN = "it's $HOME ${X} $(id) `id`\n#"
+
+
+def test_a_value_of_the_user_s_reaches_the_server_as_it_is(plan: Plan, stub: dict[str, str], tmp_path: Path) -> None:
+    """Whatever a form expands itself stands for itself, and a line of a warning begins no command."""
+    args = f"--hardware b300 --set {shlex.quote(f'--tool-call-parser {shlex.quote(OWN)} --x {shlex.quote(OWN)}')}"
+    assert OWN in plan(args + " --json").json["launches"][0]["argv"]
+    script = tmp_path / "plan.sh"
+    script.write_text(plan(args + " --shell").out)
+    done = subprocess.run(["bash", str(script)], env=stub, capture_output=True, text=True, check=True)
+    assert OWN in json.loads(done.stdout)[0] and not done.stderr
+    service = yaml.safe_load(plan(args + " --compose").out)["services"]["server-0"]
+    assert OWN.replace("$", "$$") in service["command"]
+    pod = next(each for each in yaml.safe_load_all(plan(args + " --k8s").out) if each["kind"] != "Service")
+    assert OWN.replace("$(", "$$(") in pod["spec"]["template"]["spec"]["containers"][0]["args"]

@@ -83,6 +83,23 @@ def test_serve_is_planned_for_one_device_of_another_machine(plan: Plan, nano_dir
         assert argv == ["k3hal", "serve", str(nano_dir), "--device", device]
 
 
+def test_a_device_of_this_machine_is_named_as_everywhere(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = (*(_gpu(index, "NVIDIA B300 SXM6 AC") for index in range(8)), CPU)
+    monkeypatch.setattr(probe, "present_devices", lambda: found)
+    monkeypatch.setattr(probe, "probe", lambda word: {"cuda": found[0], "cuda:1": found[1], "cpu": CPU}[word])
+    assert plan("--hardware cuda --json").json["hardware"]["gpus"] == 8
+    one = plan("--hardware cuda:1")
+    assert one.code == 2 and "a node has 1" in one.err
+    cpu = plan("--hardware cpu")
+    assert cpu.code == 2 and "this is a CPU: no recipe is for it" in cpu.err
+
+
+def test_a_processor_has_no_datasheet(plan: Plan, nano_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"timestamp": 1, "input_length": 8, "output_length": 8}\n' * 2)
+    answer = plan(f"--for k3hal --hardware cpu --model {nano_dir} --workload trace:{tmp_path}/t.jsonl")
+    assert answer.code == 2 and "the speed of cpu is not known" in answer.err
+
+
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
@@ -97,6 +114,17 @@ def test_serve_is_planned_for_one_device_of_another_machine(plan: Plan, nano_dir
         ("--model MODEL --nodes 2", 4, "--nodes is about vLLM"),
         ("--model MODEL --strategy single_node_tp", 4, "--strategy is about vLLM"),
         ("--model MODEL --k8s", 4, "--k8s is about vLLM"),
+        ("--model MODEL --set '--device cpu'", 4, "cannot give --device .use --hardware"),
+        ("--model MODEL --set '--config x.yaml'", 4, "cannot give --config"),
+        ("--model MODEL --set '--max-model-len'", 4, "its value is missing"),
+        ("--model MODEL --set '--served-model-name a b'", 4, "takes one value"),
+        ("--model MODEL --context 8192 --concurrency 100000000", 2, r"--concurrency \d+ --context 8192 fits"),
+        ("--model MODEL --context 99999999", 2, "--context 131072"),
+        (
+            "--model MODEL --set '--memory-budget 0.014'",
+            2,
+            r"0\.0\d+ GB are missing.*serve a smaller checkpoint",
+        ),
         ("--model nowhere", 4, "neither a directory nor"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,8 @@ MALFORMED = {
     "bar a text": "{model: {model_id: m}, strategy_min_gpus: {single_node_tp: eight}}",
     "bar zero": "{model: {model_id: m}, strategy_min_gpus: {b300: 0}}",
     "bar a half": "{model: {model_id: m}, strategy_min_gpus: {b300: 1.5}}",
+    "a key twice": "{model: {model_id: m}, variants: {default: {vram_minimum_gb: 1, vram_minimum_gb: 2}}}",
+    "a variable's name": "{model: {model_id: m, base_env: {'A=1; reboot; B': 1}}}",
     "role": "{model: {model_id: m}, strategy_overrides: {pd_cluster: {prefill: {parallelism: tp_pp}}}}",
     "numbers as keys": "{1: 2}",
 }
@@ -104,7 +107,8 @@ MALFORMED = {
 @pytest.mark.parametrize("flag", ["--recipe", "--lint"])
 def test_malformed_recipe_is_one_line(name: str, flag: str, plan: Plan, tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(MALFORMED[name])
-    answer = plan(f"--hardware b300 {flag} {tmp_path}/r.yaml")
+    hardware = "" if flag == "--lint" else "--hardware b300"
+    answer = plan(f"{hardware} {flag} {tmp_path}/r.yaml")
     assert answer.code == 4 and answer.err.count("\n") == 1 and "r.yaml" in answer.err, answer.err
 
 
@@ -117,7 +121,7 @@ def test_malformed_recipe_of_ours(content: bytes, plan: Plan, tmp_path: Path) ->
 
 @pytest.mark.parametrize("flag", ["--recipe", "--lint", "--inventory", "--workload trace:"])
 def test_an_absent_file_is_one_line(flag: str, plan: Plan) -> None:
-    hardware = "" if flag == "--inventory" else "--hardware b300 "
+    hardware = "" if flag in ("--inventory", "--lint") else "--hardware b300 "
     answer = plan(hardware + (f"{flag}nowhere" if flag.endswith(":") else f"{flag} nowhere"))
     assert answer.code == 4 and "nowhere: cannot read" in answer.err
 
@@ -180,6 +184,9 @@ INVENTORIES = {
     "no nodes": "- {hardware: b300, nodes: 0}",
     "half a node": "- {hardware: b300, nodes: 1.5}",
     "too many": "- {hardware: b300, nodes: 1000000000}",
+    "too many in all": "- {hardware: b300, nodes: 9000}\n" * 2,
+    "too large": "- {hardware: b300}\n" * 60_000,
+    "a key twice": "- {hardware: b300, nodes: 1, nodes: 3}",
     "more GPUs than there are": "- {hardware: b300, gpus: 16}",
     "not yaml": "- {",
 }
@@ -215,3 +222,24 @@ def test_malformed_trace_is_one_line(name: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"t\.jsonl") as caught:
         read_workload(f"trace:{tmp_path}/t.jsonl")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("args", ["--lint DEV", "--hardware b300 --recipe DEV", "--inventory DEV"])
+def test_a_file_without_an_end_is_too_large(args: str, plan: Plan) -> None:
+    answer = plan(args.replace("DEV", "/dev/zero"))
+    assert answer.code == 4 and "/dev/zero: too large for" in answer.err
+
+
+def test_a_line_without_an_end_is_too_long(plan: Plan) -> None:
+    answer = plan("--hardware b300 --workload trace:/dev/zero")
+    assert answer.code == 4 and "/dev/zero line 1: longer than" in answer.err
+
+
+def test_a_recipe_from_a_pipe_is_linted(plan: Plan) -> None:
+    """A pipe can be read once."""
+    reader, writer = os.pipe()
+    os.write(writer, yaml.safe_dump(SMALL).encode())
+    os.close(writer)
+    answer = plan(f"--lint /dev/fd/{reader}")
+    os.close(reader)
+    assert answer.code == 1 and "finding" in answer.out

@@ -45,11 +45,40 @@ REFUSALS = {
     ),
     "--hardware b300 --context 131072 --concurrency 4000": ("are missing on each GPU", "--concurrency 25"),
     "--hardware b300 --context 2000000": ("2000000 is beyond the 1048576 tokens", "the model has 1048576"),
+    "--hardware b300 --context 99999999999": ("beyond the 1048576 tokens", "--nodes 1 --context 1048576"),
+    "--hardware b300 --nodes 9000000000000000": ("runs on at most 1 node", "single_node_tp --nodes 1"),
+    "--hardware b200 --kv-offload 64": ("need 1680 GB", "--nodes 2 --kv-offload 64"),
     "--hardware b300 --set '--max-model-len 2000000'": ("beyond the model's 1048576", "--hardware b300"),
     "--hardware gb200 --strategy pd_cluster --nodes 3": ("more than 3 nodes", "--hardware gb200"),
     "--hardware h200 --strategy multi_node_tp --nodes 20": ("20 nodes", "multi_node_tp --nodes 2"),
+    "--hardware b300 --set '-tp 16'": ("ask for 16 GPUs .* the plan has 8", "single_node_tp --nodes 1"),
+    "--hardware b300 --set '--data-parallel-size 2'": ("ask for 16 GPUs", "single_node_tp --nodes 1"),
+    "--hardware b300 --set '-tp 5'": ("5 does not divide the model's 96 heads", "single_node_tp --nodes 1"),
+    "--hardware b300 --set '-tp 4' --context 1000": ("weights alone do not fit", "--hardware b300"),
     "--hardware ascend_950": ("no recipe is for it", "recipes are for .*b300"),
 }
+
+
+UNUSABLE = [
+    "-",
+    "--",
+    "--=",
+    "-=5",
+    "---x 5",
+    "--max-model-len",
+    "--max-model-len=",
+    "--no-max-model-len",
+    "--max-num-batched-tokens",
+    "--tool-call-parser",
+    "--trust-remote-code=false",
+    "--enable-prefix-caching true",
+    "--kv-cache-dtype fp9",
+    "--compilation-config []",
+    "--speculative-config ngram",
+    "--tensor-parallel-size 0",
+    "--tensor-parallel-size all",
+    "--model other",
+]
 
 
 @pytest.mark.parametrize("args", REFUSALS)
@@ -93,6 +122,20 @@ def test_the_nearest_plan_is_one(args: str, plan: Plan) -> None:
         "--hardware b300 --model nowhere",
         "--hardware b300 --workload file",
         "--hardware b300 --p95 0",
+        "--hardware b300 --p95 5",
+        "--hardware b300 --storage 5",
+        "--hardware b300 --kv-offload 1e-300",
+        "--hardware ''",
+        "--hardware b300 --strategy ''",
+        "--hardware b300 --features ' '",
+        "--hardware b300 --workload ''",
+        "--hardware b300 --set ''",
+        "--hardware cuda:x",
+        "--lint r.yaml --hardware b300",
+        "--lint r.yaml --matrix",
+        "--matrix --strategy multi_node_tp",
+        "--matrix --inventory r.yaml",
+        *(f"--hardware b300 --set '{text}'" for text in UNUSABLE),
     ],
 )
 def test_usage_error_is_one_line(args: str, plan: Plan) -> None:
@@ -156,6 +199,20 @@ def test_flags_of_a_pool_that_the_hardware_overrides_are_told(plan: Plan) -> Non
 def test_flags_over_the_computed_layout_are_told(plan: Plan) -> None:
     warnings = plan("--hardware b300 --set '-tp 4' --json").json["warnings"]
     assert any("-tp 4 (--set) overrides the computed layout" in warning for warning in warnings)
+
+
+def test_memory_is_that_of_the_sizes_that_stand(plan: Plan) -> None:
+    """Half of the GPUs hold twice the experts, and two stages of half of the GPUs what one of all does."""
+    weights = [
+        plan(f"--hardware b300 --json {own}").json["fit"]["manifest"]["per_gpu"][0]["weights_gb"]
+        for own in ("", "--set '-tp 4'", "--set '-tp 4 -pp 2'")
+    ]
+    assert 1.9 * weights[0] < weights[1] < 2 * weights[0] and abs(weights[2] / weights[0] - 1) < 0.05
+
+
+def test_kv_offload_is_given_as_said(plan: Plan) -> None:
+    argv = plan("--hardware b300 --kv-offload 1234567.5 --json").json["launches"][0]["argv"]
+    assert argv[argv.index("--kv-offloading-size") + 1] == "1234567.5"
 
 
 def test_kv_offload_comes_last(plan: Plan) -> None:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -174,6 +175,30 @@ def test_json_shows_a_name_that_is_not_utf8_by_escapes(verb: Any, capsys: pytest
 def _run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-P", "-m", "k3hal", *args]
     return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **env})
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
+@pytest.mark.parametrize("args", ["plan --matrix", "plan --matrix --json", "plan --hardware b300 --json"])
+def test_no_room_for_the_output_is_one_line(args: str) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-P", "-m", "k3hal", *args.split()]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (4, "k3hal: error: cannot write: No space left on device\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
+def test_a_refusal_without_room_for_its_document_keeps_its_line_and_code() -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-P", "-m", "k3hal", "plan", "--hardware", "b200", "--json"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "1680 GB" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("args", ["plan --hardware b300", "plan --hardware b300 --json", "--version"])
+def test_a_closed_standard_output_is_no_bug(args: str) -> None:
+    command = ["sh", "-c", f'"$0" -P -m k3hal {args} >&-', sys.executable]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_closed_pipe_is_quiet() -> None:
