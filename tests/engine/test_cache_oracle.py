@@ -141,6 +141,11 @@ def test_a_script_may_end_with_the_engine() -> None:
     assert run.harness.core.dead and len(run.prompts) == FAILED_STEPS_UNTIL_DEAD
 
 
+@pytest.mark.parametrize("seed", [11_470, 14_025])
+def test_pages_that_move_are_found_wherever_they_are_named(seed: int) -> None:
+    Run(random_script(seed)).play()
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(20_000)
 def test_a_million_steps_change_no_output() -> None:

@@ -121,7 +121,8 @@ class PrefixTree:
         """A page moved: the `names` nodes that name it do so under its new number.
 
         They are of one sequence, but what lies between two of them may have come with another and name its own copy. So
-        they are looked for below the node that leads to the page's first token, wherever nodes begin inside the page.
+        they are looked for below the node that leads to the page's first token, wherever nodes begin inside the page,
+        and everywhere when they are not all there.
         """
         owner = int(self.owner[old])
         self.owner[old], self.owner[new] = -1, owner
@@ -142,7 +143,11 @@ class PrefixTree:
             step.pages[places] = new
             found += places.size
             stack += (other for other in below(step) if other.start < last)
-        assert found == names, f"page {old} is named by nodes that were not found"
+        for step in self.nodes() if found < names else ():
+            places = np.flatnonzero(step.pages == old)
+            step.pages[places] = new
+            found += places.size
+        assert found == names, f"page {old} is named {names} times, and {found} were found"
 
     def _span(self, node: Node, page: int) -> tuple[int, int]:
         """Tokens that lie in a page which `node` owns; the node that named it and hung below `node` may be gone."""
