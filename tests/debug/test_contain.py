@@ -6,7 +6,7 @@ import itertools
 import os
 import random
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -157,15 +157,6 @@ def test_an_exit_within_an_invariant_is_its_result(case_of: MakeCase) -> None:
     assert verdict is not None and (verdict.status, verdict.problems) == ("Fail", ("raised SystemExit: 0",))
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Ctrl-C as in a terminal: what a shell starts in the background ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interruptible")
 def test_only_a_real_ctrl_c_passes() -> None:
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), contained(CPU):
