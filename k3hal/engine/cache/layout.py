@@ -79,16 +79,16 @@ class CacheLayout:
 
     @property
     def pages_per_slot(self) -> int:
-        return max(-(-self.slot_bytes // self.page_bytes), 1)
+        return self.geometry.pages_per_slot
 
     @property
     def run_bytes(self) -> int:
-        return self.pages_per_slot * self.page_bytes
+        return self.geometry.run_bytes
 
     @property
     def slot_waste(self) -> float:
         """Fraction of a slot's run that holds nothing."""
-        return 1.0 - self.slot_bytes / self.run_bytes
+        return self.geometry.slot_waste
 
     @property
     def geometry(self) -> CacheGeometry:
@@ -102,7 +102,7 @@ class CacheLayout:
 
     def pages_for(self, num_tokens: int) -> int:
         """Pages that hold `num_tokens` tokens."""
-        return -(-num_tokens // self.page_tokens) if self.kv_layers else 0
+        return self.geometry.pages_for(num_tokens)
 
     def runs_for(self, num_seqs: int, num_tokens: int) -> int:
         """Runs that always hold `num_seqs` sequences of `num_tokens` tokens each, the null run included."""
