@@ -17,10 +17,11 @@ from k3hal import __version__
 from k3hal.errors import K3HALError
 from k3hal.sampling_params import SamplingParams
 from k3hal.serve.auth import ApiKeyGuard
-from k3hal.serve.chat import chat_completions
+from k3hal.serve.chat import chat_completions, render
 from k3hal.serve.chat_prompt import render_chat
 from k3hal.serve.completions import completions
 from k3hal.serve.http_errors import HttpError, error_response, from_k3hal, json_response, raise_if_failed
+from k3hal.serve.request_info import RequestInfos
 from k3hal.serve.router import DisconnectedError
 from k3hal.serve.state import ServerState, new_id
 from k3hal.serve.tokens import detokenize, tokenize
@@ -47,6 +48,7 @@ def create_app(state: ServerState) -> FastAPI:
 
     app = FastAPI(title="k3hal", version=__version__, lifespan=lifespan, openapi_url=None)
     app.add_middleware(ApiKeyGuard, keys=state.config.api_keys)
+    app.add_middleware(RequestInfos)
     for path, handler in _POSTS.items():
         app.add_route(path, _bind(state, handler), methods=["POST"])
     for path, handler in _GETS.items():
@@ -101,6 +103,22 @@ async def _health(_: ServerState, __: Request) -> Response:
     return json_response({"status": "ok"})
 
 
+async def _load(state: ServerState, _: Request) -> Response:
+    stats = state.engine.stats()
+    return json_response(
+        {
+            "server_load": stats.num_running + stats.num_waiting,
+            "running": stats.num_running,
+            "waiting": stats.num_waiting,
+            "kv_cache_usage": stats.kv_usage,
+        }
+    )
+
+
+async def _no_embeddings(_: ServerState, __: Request) -> Response:
+    raise HttpError(404, "/v1/embeddings: the served model does not make embeddings", kind="invalid_request_error")
+
+
 async def _ready(state: ServerState, _: Request) -> Response:
     if state.ready:
         return json_response({"status": "ready"})
@@ -117,7 +135,9 @@ async def _version(_: ServerState, __: Request) -> Response:
 
 _POSTS: dict[str, Handler] = {
     "/v1/chat/completions": chat_completions,
+    "/v1/chat/completions/render": render,
     "/v1/completions": completions,
+    "/v1/embeddings": _no_embeddings,
     "/tokenize": tokenize,
     "/detokenize": detokenize,
 }
@@ -125,6 +145,8 @@ _GETS: dict[str, Handler] = {
     "/v1/models": _models,
     "/v1/models/{name:path}": _one_model,
     "/health": _health,
+    "/ping": _health,
+    "/load": _load,
     "/ready": _ready,
     "/metrics": _metrics,
     "/version": _version,

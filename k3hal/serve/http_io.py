@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 import orjson
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from k3hal.errors import K3HALError
 from k3hal.serve.http_errors import HttpError, error_body, from_k3hal
+from k3hal.serve.request_info import info_of
 from k3hal.serve.router import DisconnectedError
 
 _LOG = logging.getLogger("k3hal.serve")
@@ -23,17 +24,26 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
-async def read_json(request: Request, limit: int) -> dict[str, Any]:
-    """The body as a JSON object; 413 beyond `limit` bytes, 400 if it is anything else."""
+async def read_json(request: Request, limit: int, timeout: float) -> dict[str, Any]:
+    """The body as a JSON object; 413 beyond `limit` bytes, 408 after `timeout` seconds, 400 if it is anything else."""
     too_large = HttpError(413, f"the body is larger than {limit} bytes", kind="invalid_request_error")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise too_large
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit:
-            raise too_large
+    try:
+        async with asyncio.timeout(timeout):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limit:
+                    raise too_large
+    except TimeoutError:
+        late = HttpError(408, f"the body took longer than {timeout:g} s", kind="invalid_request_error")
+        late.headers["Connection"] = "close"
+        raise late from None
+    except ClientDisconnect:
+        raise DisconnectedError from None
+    info_of(request).body_bytes = len(body)
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
