@@ -39,7 +39,7 @@ class ChatChoice:
         self.parser = OutputParser(tokenizer, prompt.channel)
         self._min_tokens = params.min_tokens
         self._want_reasoning = reasoning
-        self._want_calls = bool(prompt.tools.names) and prompt.tools.choice != "none"
+        self._want_calls = bool(prompt.tools.allowed)
         self._reasoning = StoppableText(params.stop, include=params.include_stop_str_in_output)
         self._content = StoppableText(params.stop, include=params.include_stop_str_in_output)
         self._deltas: list[Delta] = []

@@ -13,7 +13,7 @@ from k3hal.serve.request_info import RequestInfo, field_names
 INERT = frozenset(
     (
         "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-        "verbosity", "prediction", "modalities", "parallel_tool_calls", "add_special_tokens",
+        "verbosity", "prediction", "modalities", "add_special_tokens",
         "spaces_between_special_tokens",
     )
 )  # fmt: skip

@@ -71,7 +71,7 @@ def _params(state: ServerState, asked: ChatRequest, body: Mapping[str, Any]) -> 
 def _check_enforceable(prompt: ChatPrompt) -> None:
     if prompt.tools.choice == "named":
         raise RequestError(
-            f"tool_choice cannot force the call of {prompt.tools.forced!r}: constrained output is not available",
+            f"tool_choice cannot force the call of {prompt.tools.allowed[0]!r}: constrained output is not available",
             hint="use auto, required or none",
             param="tool_choice",
         )
