@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -41,6 +42,18 @@ SERVER_FLAGS: dict[str, Any] = {
     ),
 }
 """Flags of the HTTP server by the name of their setting."""
+
+TIER_FLAGS: dict[str, Any] = {
+    "prefix_host_cache_gb": _flag(
+        float,
+        "prefix-host-cache-gb",
+        "GB",
+        "Host memory for prefixes that device memory gives up.  [default: none; 2 under --prefix-disk-cache]",
+    ),
+    "prefix_disk_cache": _flag(Path, "prefix-disk-cache", "DIR", "Folder that keeps prefixes, also over a restart."),
+    "prefix_disk_cache_gb": _flag(float, "prefix-disk-cache-gb", "GB", "Most that folder may take.  [default: 100]"),
+}
+"""Flags of the prefix cache's external tier by the name of their setting."""
 
 
 def with_flags(flags: dict[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -12,12 +12,20 @@ from k3hal.engine.request import Request
 from k3hal.engine.sampling import GenerationDefaults
 from k3hal.engine.scheduler import Scheduler
 from k3hal.engine.step_plan import StepPlan, StepResult
+from k3hal.engine.tier.interface import TransferDone
 from k3hal.errors import EngineDeadError, RequestError
 
 logger = logging.getLogger(__name__)
 
 FAILED_STEPS_UNTIL_DEAD = 3
 """Steps that fail in a row before the engine gives up: a lost device fails every step, a bad request does not."""
+
+
+_PAUSE_SECONDS = 0.001
+"""Wait for the external tier before it is asked again, when there is nothing else to do."""
+
+_SETTLE_SECONDS = 5.0
+"""Most time for movements to end when the engine is closed."""
 
 
 class Runner(Protocol):
@@ -49,7 +57,8 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._requests)
+        """Whether `step` has something to do. When no request is left that takes a few steps at most."""
+        return bool(self._requests) or (self.dead is None and self.scheduler.cache.transferring)
 
     def check(self, request: EngineRequest) -> Request:
         """A request ready to be added. Raises `RequestError`, or `EngineDeadError` when nothing will ever run again."""
@@ -108,7 +117,14 @@ class EngineCore:
         return [_output(request, -1, None) for request in requests.values()]
 
     def close(self) -> None:
-        """Let go of the runner, and with it of model and arena. Nothing may be called afterwards but `stats`."""
+        """Let go of the runner, and with it of model and arena. Nothing may be called afterwards but `stats`.
+
+        What ended requests left for the external tier still goes there.
+        """
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while not self._requests and self.has_work and time.monotonic() < deadline:
+            self.step()
+        self.scheduler.cache.close()
         self.dead = self.dead or "it is closed"
         self.runner = _Closed()
 
@@ -130,6 +146,10 @@ class EngineCore:
         if result.epoch != plan.epoch:
             raise RuntimeError(f"the runner answered step {result.epoch}, asked was {plan.epoch}")
         self._failed_steps = 0
+        self.scheduler.cache.transferred(result.transferred)
+        if not plan.num_seqs:
+            self.scheduler.cache.pause(_PAUSE_SECONDS)
+            return []
         self._steps += 1
         self._generated_tokens += plan.sampled.size
         return self._deliver(self.scheduler.advance(plan, requests), result)
@@ -147,6 +167,7 @@ class EngineCore:
             preemptions=self.scheduler.preemptions,
             prefix=self.scheduler.cache.stats,
             cached_usage=self.scheduler.cache.cached_usage,
+            tier=self.scheduler.cache.tier_stats,
         )
 
     def _refuse_if_dead(self) -> None:
@@ -180,6 +201,7 @@ class EngineCore:
         lost = list(self.scheduler.running) if len(plan.copies) else requests
         for request in lost:
             request.finish_reason, request.error = "error", reason
+        self.scheduler.cache.transferred(TransferDone(epoch, ok=False) for epoch in plan.transfers.epochs)
         outputs = self._finish(lost)
         if len(plan.copies):
             self.scheduler.cache.forget()

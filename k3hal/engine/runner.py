@@ -12,8 +12,10 @@ from k3hal.dispatch.observe import Step, step_observers
 from k3hal.engine.batch import build_batch
 from k3hal.engine.cache.arena import CacheArena
 from k3hal.engine.cache.interface import PageCopies
+from k3hal.engine.interface import TokenLogprob
 from k3hal.engine.sampler import Sampler
 from k3hal.engine.step_plan import StepPlan, StepResult
+from k3hal.engine.tier.mover import Mover
 from k3hal.model.batch import CacheViews, StepBatch
 
 
@@ -42,26 +44,42 @@ class ModelRunner:
         sampler: Sampler,
         step_metadata: Callable[..., Any],
         copy_pages: Callable[..., Any],
+        mover: Mover | None = None,
     ) -> None:
         self.model = model
         self.arena = arena
         self._sampler = sampler
         self._step_metadata = step_metadata
         self._copy_pages = copy_pages
+        self._mover = mover
         self._observers = step_observers()
         self._epoch = -1
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step. Raises `RuntimeError` on a plan out of order; whatever the model raises passes through."""
+        """Run one step. Raises `RuntimeError` on a plan out of order; whatever the model raises passes through.
+
+        When it raises, nothing moves to or from the external tier any more.
+        """
+        try:
+            token_ids, logprobs = self._execute(plan)
+        except BaseException:
+            if self._mover:
+                self._mover.drain()
+            raise
+        return StepResult(plan.epoch, token_ids, logprobs, self._mover.finished() if self._mover else ())
+
+    def _execute(self, plan: StepPlan) -> tuple[list[int], list[TokenLogprob | None] | None]:
+        if not plan.num_seqs:
+            self._begin(plan)
+            return [], None
         for binding in plan.bindings:
             self._sampler.bind(binding)
         hidden, batch = self._forward(plan)
         if not plan.sampled.size:
-            return StepResult(plan.epoch, [])
+            return [], None
         logits = self.model.logits(hidden[batch.logit_rows])
-        token_ids, logprobs = self._sampler.sample(logits, plan.rows[plan.sampled], plan.positions)
-        return StepResult(plan.epoch, token_ids, logprobs)
+        return self._sampler.sample(logits, plan.rows[plan.sampled], plan.positions)
 
     @torch.inference_mode()
     def score(self, plan: StepPlan) -> Tensor:
@@ -70,14 +88,22 @@ class ModelRunner:
         return self.model.logits(hidden[batch.logit_rows])
 
     def _forward(self, plan: StepPlan, *, all_logits: bool = False) -> tuple[Tensor, StepBatch]:
-        if plan.epoch <= self._epoch:
-            raise RuntimeError(f"step {plan.epoch} came after step {self._epoch}")
-        self._epoch = plan.epoch
-        self._copy(plan.copies)
+        self._begin(plan)
         device = self.arena.pages.device
         batch = build_batch(plan, self._step_metadata, self.arena.layout.page_tokens, device, all_logits=all_logits)
         hidden = self._observed(plan, batch) if self._observers else self.model.forward(batch, self.arena.views)
         return hidden, batch
+
+    def _begin(self, plan: StepPlan) -> None:
+        """Take a plan in order, and move the memory it says."""
+        if plan.epoch <= self._epoch:
+            raise RuntimeError(f"step {plan.epoch} came after step {self._epoch}")
+        self._epoch = plan.epoch
+        if self._mover:
+            self._mover.store(plan.transfers.stores)
+        self._copy(plan.copies)
+        if self._mover:
+            self._mover.load(plan.transfers.loads)
 
     def _observed(self, plan: StepPlan, batch: StepBatch) -> Tensor:
         views = self.arena.views

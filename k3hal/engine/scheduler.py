@@ -88,12 +88,17 @@ class Scheduler:
         for request in requests:
             if request.row != NO_ROW:
                 self._release(request, trusted=request.finish_reason != "error")
+            elif request.keys is not None:
+                self.cache.leave(request.keys)
         self.running = [r for r in self.running if r.id not in gone]
         self.waiting = [r for r in self.waiting if r.id not in gone]
 
     def schedule(self) -> tuple[StepPlan, list[Request]] | None:
-        """The next step and its sequences in the plan's order, or None when there is nothing to do."""
-        if self.idle:
+        """The next step and its sequences in the plan's order, or None when there is nothing to do.
+
+        A step has no sequences when all wait for the external tier, or only it has something to do.
+        """
+        if self.idle and not self.cache.transferring:
             return None
         preempted_before = self.preemptions
         decodes, prefills = self._grow_decodes()
@@ -104,7 +109,7 @@ class Scheduler:
                 budget -= self._add_chunk(request, budget, chunks)
         if self.preemptions == preempted_before:
             self._admit(budget, chunks)
-        if not decodes and not chunks:
+        if not decodes and not chunks and not self.cache.transferring:
             raise RuntimeError("requests are left and none can run; admission promised that one always can")
         return self._plan(decodes, chunks)
 
@@ -228,6 +233,7 @@ class Scheduler:
             positions=np.array([requests[i].num_output for i in sampled], np.int64),
             bindings=tuple(self._bindings),
             copies=self.cache.take_copies(),
+            transfers=self.cache.take_transfers(),
         )
         self._bindings.clear()
         self._epoch += 1

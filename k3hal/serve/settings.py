@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, field_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from k3hal.settings import Settings
 
@@ -22,6 +23,9 @@ class ServeSettings(Settings):
     prefix_cache_policy: str | None = None
     prefix_match_unit: PositiveInt | None = None
     prefix_cache_retention_interval: PositiveInt | None = None
+    prefix_host_cache_gb: PositiveFloat | None = None
+    prefix_disk_cache: Path | None = None
+    prefix_disk_cache_gb: PositiveFloat | None = None
     metrics_compat: Literal["on", "off"] = "on"
     drain_timeout: NonNegativeFloat = 30.0
     unknown_fields: Literal["ignore", "refuse"] = "ignore"
@@ -43,5 +47,5 @@ class ServeSettings(Settings):
         return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
 
     def engine_options(self) -> dict[str, Any]:
-        own = ("max_queue", "prefix_cache_policy", "prefix_match_unit", "prefix_cache_retention_interval")
-        return super().engine_options() | {name: getattr(self, name) for name in own}
+        own = [name for name in ServeSettings.model_fields if name.startswith("prefix_")]
+        return super().engine_options() | {name: getattr(self, name) for name in ("max_queue", *own)}
