@@ -32,7 +32,8 @@ class EngineOptions:
     (`cost`, `second-hit`, `prompt`, `interval` or `none`), `prefix_match_unit` the tokens in which prefixes are
     compared, `prefix_cache_retention_interval` the tokens between the snapshots of `interval`;
     `prefix_host_cache_gb` GB of host memory that keep what device memory gives up, `prefix_disk_cache` a folder that
-    keeps it longer than the process lives, in at most `prefix_disk_cache_gb` GB.
+    keeps it longer than the process lives, in at most `prefix_disk_cache_gb` GB; `prefix_mooncake` the configuration
+    file of a Mooncake store that keeps it instead, for other engines too.
     """
 
     device: str = "auto"
@@ -54,6 +55,7 @@ class EngineOptions:
     prefix_host_cache_gb: float | None = None
     prefix_disk_cache: str | Path | None = None
     prefix_disk_cache_gb: float | None = None
+    prefix_mooncake: str | Path | None = None
 
     @classmethod
     def of(cls, **options: Any) -> EngineOptions:
@@ -75,6 +77,7 @@ class EngineOptions:
             ("plan", str | Path | None, "a file's path"),
             ("tokenizer", str | Path | None, "a folder's path"),
             ("prefix_disk_cache", str | Path | None, "a folder's path"),
+            ("prefix_mooncake", str | Path | None, "a file's path"),
         ):
             if not isinstance(getattr(self, name), kind):
                 raise UsageError(f"{name} is {getattr(self, name)!r:.100}", hint=f"it is {what}")
@@ -124,8 +127,16 @@ class EngineOptions:
         """Tokens of a step: few on a CPU, where a step of many would hold up every decoding sequence for seconds."""
         return self.max_num_batched_tokens or max(512 if on_cpu else 8192, self.num_seqs)
 
+    @property
+    def tier_flags(self) -> list[str]:
+        """The options given that ask for an external tier."""
+        names = ("prefix_host_cache_gb", "prefix_disk_cache", "prefix_mooncake")
+        return [name for name in names if getattr(self, name) is not None]
+
     def _check_tier(self) -> None:
-        tier = [name for name in ("prefix_host_cache_gb", "prefix_disk_cache") if getattr(self, name) is not None]
+        tier = self.tier_flags
+        if "prefix_disk_cache" in tier and "prefix_mooncake" in tier:
+            raise UsageError("prefix_disk_cache and prefix_mooncake are both given", hint="give one of them")
         if tier and self.prefix_cache_policy == "none":
             raise UsageError(
                 f"{tier[0]} is given, but prefix_cache_policy is 'none': nothing is kept that could go there",

@@ -26,6 +26,7 @@ class ServeSettings(Settings):
     prefix_host_cache_gb: PositiveFloat | None = None
     prefix_disk_cache: Path | None = None
     prefix_disk_cache_gb: PositiveFloat | None = None
+    prefix_mooncake: Path | None = None
     metrics_compat: Literal["on", "off"] = "on"
     drain_timeout: NonNegativeFloat = 30.0
     unknown_fields: Literal["ignore", "refuse"] = "ignore"

@@ -51,6 +51,8 @@ from k3hal.model.presets import preset_config
         ({"prefix_host_cache_gb": "much"}, "prefix_host_cache_gb is 'much'"),
         ({"prefix_disk_cache": 3}, "prefix_disk_cache is 3.*folder"),
         ({"prefix_disk_cache": "x", "prefix_disk_cache_gb": -1}, "prefix_disk_cache_gb is -1"),
+        ({"prefix_disk_cache": "x", "prefix_mooncake": "y"}, "both given.*one of them"),
+        ({"prefix_mooncake": 3}, "prefix_mooncake is 3.*file"),
         ({"prefix_disk_cache_gb": 5}, "prefix_disk_cache_gb is given without"),
         ({"prefix_host_cache_gb": 1, "prefix_cache_policy": "none"}, "policy is 'none'.*another policy"),
         ({"mla_latent_norm_eps": "small"}, "mla_latent_norm_eps is 'small'"),

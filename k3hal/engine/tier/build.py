@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from k3hal.dispatch.plan import DispatchPlan
 from k3hal.dispatch.runtime import DeviceRuntime
@@ -15,13 +18,15 @@ from k3hal.engine.tier.fingerprint import fingerprint
 from k3hal.engine.tier.host import HostTier
 from k3hal.engine.tier.interface import ObjectShape
 from k3hal.engine.tier.jobs import ThreadJobs
+from k3hal.engine.tier.mooncake import MooncakeStore
+from k3hal.engine.tier.mooncake_config import MooncakeConfig
 from k3hal.engine.tier.mover import PageMover
 from k3hal.engine.tier.object_file import ObjectFormat
 from k3hal.errors import CapacityError
 from k3hal.model.checkpoint import Checkpoint
 
 DEFAULT_HOST_GB = 2.0
-"""Host memory under a backing when nobody said how much: everything passes through it."""
+"""Host memory under a disk or a store when nobody said how much: everything passes through it."""
 
 DEFAULT_DISK_GB = 100.0
 
@@ -39,7 +44,7 @@ def build_tier(
     options: EngineOptions, arena: CacheArena, runtime: DeviceRuntime, checkpoint: Checkpoint, plan: DispatchPlan
 ) -> Tier | None:
     """None when no flag asks for one. Raises `UsageError` or `CapacityError` when it cannot be had."""
-    if options.prefix_host_cache_gb is None and options.prefix_disk_cache is None:
+    if not options.tier_flags:
         return None
     layout = arena.layout
     shape = ObjectShape(
@@ -57,12 +62,31 @@ def build_tier(
             hint=f"give at least {least * layout.page_bytes / GB:.3g}",
         )
     host = runtime.allocate_pinned(pages * layout.page_bytes).view(pages, layout.page_bytes)
-    backing, seed = None, None
+    memory = host.numpy()
+    backing = _backing(options, shape, memory, lambda dates: _name(options, arena, checkpoint, plan, dates))
+    connector = HostTier(memory, shape, ThreadJobs(), backing)
+    return Tier(connector, PageMover(arena.pages, host, runtime), backing.seed if backing else None)
+
+
+def _backing(
+    options: EngineOptions, shape: ObjectShape, memory: np.ndarray, name: Callable[[bool], str]
+) -> DiskStore | MooncakeStore | None:
     if options.prefix_disk_cache is not None:
-        name = fingerprint(checkpoint, layout, plan, unit=shape.unit, norm_eps=options.mla_latent_norm_eps, dates=True)
-        form = ObjectFormat(shape, name)
         capacity = int((options.prefix_disk_cache_gb or DEFAULT_DISK_GB) * GB)
-        backing = DiskStore(Path(options.prefix_disk_cache), form, capacity)
-        seed = backing.seed
-    connector = HostTier(host.numpy(), shape, ThreadJobs(), backing)
-    return Tier(connector, PageMover(arena.pages, host, runtime), seed)
+        return DiskStore(Path(options.prefix_disk_cache), ObjectFormat(shape, name(True)), capacity)
+    if options.prefix_mooncake is not None:
+        config = MooncakeConfig.read(Path(options.prefix_mooncake))
+        return MooncakeStore.connect(config, ObjectFormat(shape, name(False)), memory)
+    return None
+
+
+def _name(options: EngineOptions, arena: CacheArena, checkpoint: Checkpoint, plan: DispatchPlan, dates: bool) -> str:
+    """What stands for all that a stored state depends on. Hosts that share a store have copies of different dates."""
+    return fingerprint(
+        checkpoint,
+        arena.layout,
+        plan,
+        unit=options.prefix_match_unit,
+        norm_eps=options.mla_latent_norm_eps,
+        dates=dates,
+    )
