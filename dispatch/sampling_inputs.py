@@ -44,11 +44,12 @@ def randn(gen: Generator, *shape: int, dtype: str = "float32", scale: float = 1.
 def repeated(gen: Generator, rows: Tensor, count: int) -> Tensor:
     """`count` rows in the dtype of `rows` [R, ...], which repeat; row i is times a factor in [0.5, 1.5) of its own, so
     that no two are equal and one taken for another shows."""
-    factors = (0.5 + torch.rand(count, generator=gen)).to(rows.dtype)
+    factors = 0.5 + torch.rand(count, generator=gen)
     out = torch.empty(count, *rows.shape[1:], dtype=rows.dtype)
     for first in range(0, count, len(rows)):
         part = out[first : first + len(rows)]
-        torch.mul(rows[: len(part)], factors[first : first + len(part)].view(-1, *[1] * (rows.ndim - 1)), out=part)
+        # In fp32: not every torch multiplies fp8.
+        part.copy_(rows[: len(part)].float() * factors[first : first + len(part)].view(-1, *[1] * (rows.ndim - 1)))
     return out
 
 

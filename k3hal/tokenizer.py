@@ -17,6 +17,8 @@ NUM_SPECIALS = 256
 
 BOS, EOS, END_OF_MSG = "[BOS]", "[EOS]", "<|end_of_msg|>"
 OPEN, CLOSE, SEP = "<|open|>", "<|close|>", "<|sep|>"
+MEDIA_BEGIN, MEDIA_CONTENT, MEDIA_END = "<|media_begin|>", "<|media_content|>", "<|media_end|>"
+MEDIA_PAD = "<|media_pad|>"
 
 _SPECIAL_OFFSETS = {
     0: BOS,
@@ -28,10 +30,10 @@ _SPECIAL_OFFSETS = {
     6: "[start_header_id]",
     7: "[end_header_id]",
     9: "[EOT]",
-    18: "<|media_begin|>",
-    19: "<|media_content|>",
-    20: "<|media_end|>",
-    21: "<|media_pad|>",
+    18: MEDIA_BEGIN,
+    19: MEDIA_CONTENT,
+    20: MEDIA_END,
+    21: MEDIA_PAD,
     65: "<osagent_mode>",
     254: "[UNK]",
     255: "[PAD]",

@@ -25,7 +25,7 @@ def render(
     from k3hal.serve.chat_prompt import render_chat
     from k3hal.tokenizer import Tokenizer
 
-    prompt = render_chat(_read_body(file))
+    prompt = render_chat(_read_body(file), images=True)
     ids = prompt.ids(Tokenizer.from_dir(tokenizer))
     if as_json:
         print_json("k3hal.render/1", {"ids": ids, "text": prompt.text()})

@@ -22,7 +22,7 @@ from k3hal.cli.common import (
     Tokenizer,
     settings_from,
 )
-from k3hal.cli.serve_flags import PrefixCachePolicy, PrefixMatchUnit, RetentionInterval
+from k3hal.cli.serve_flags import SERVER_FLAGS, PrefixCachePolicy, PrefixMatchUnit, RetentionInterval, with_flags
 from k3hal.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from k3hal.tokenizer import Tokenizer as K3Tokenizer
 
 
+@with_flags(SERVER_FLAGS)
 def serve(
     ctx: typer.Context,
     model: Annotated[
@@ -74,6 +75,7 @@ def serve(
     tokenizer: Tokenizer = None,
     plan: Plan = None,
     config: Config = None,
+    **more: Any,
 ) -> None:
     """Serve MODEL over an OpenAI-compatible HTTP API until SIGTERM or Ctrl-C."""
     from k3hal.serve.server import Server, bind
@@ -108,6 +110,8 @@ def _build(settings: ServeSettings) -> ServerState:
         generation_defaults=defaults,
         metrics_compat=settings.metrics_compat == "on",
         drain_timeout=settings.drain_timeout,
+        refuse_unknown_fields=settings.unknown_fields == "refuse",
+        kimi_strict_params=settings.kimi_strict_params,
         # A replay answers request k with line k: a warm-up request would take the first line.
         warm_up=settings.engine is None,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,71 +9,50 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from k3hal.errors import RequestError
-from k3hal.serve.chat_choice import ChatChoice, ChatMessage, Delta
-from k3hal.serve.chat_prompt import ChatPrompt, render_chat
-from k3hal.serve.generate import Run, Step, with_keep_alive
+from k3hal.serve.chat_choice import ChatMessage, Delta
+from k3hal.serve.generate import Step, with_keep_alive
 from k3hal.serve.http_errors import json_response
-from k3hal.serve.http_io import DONE, KEEP_ALIVE, EventStream, connected, read_json
+from k3hal.serve.http_io import DONE, KEEP_ALIVE, EventStream, connected
 from k3hal.serve.logprobs import chat_logprobs
-from k3hal.serve.requests import ChatRequest, check_prompt, read_request
-from k3hal.serve.state import ServerState, new_id
+from k3hal.serve.reading import read_checked
+from k3hal.serve.request_info import info_of
+from k3hal.serve.requests import ChatRequest
+from k3hal.serve.state import ServerState
+from k3hal.serve.turn import ChatTurn, begin_turn, render_ids
 
 
 async def chat_completions(state: ServerState, request: Request) -> Response:
-    body = await read_json(request, state.config.max_body_bytes)
-    asked = read_request(ChatRequest, body)
-    model = state.model_name(asked.model)
-    info = state.engine.info
-    params = asked.params(state.config.generation_defaults, info.vocab_size)
-    prompt = render_chat(body, state.config.thinking)
-    _check_enforceable(prompt)
-    ids = prompt.ids(state.tokenizer)
-    check_prompt(ids, info.vocab_size, info.max_model_len)
-    answer_id = new_id("chatcmpl", asked.request_id)
-    generation = state.submit(answer_id, [ids], params, asked.priority, asked.cache_salt)
-    reasoning = asked.include_reasoning is not False
-    choices = [ChatChoice(state.tokenizer, prompt, params, reasoning=reasoning) for _ in range(params.n)]
-    run = Run(generation, choices, [ids], params, state.metrics)
-    answer = _ChatAnswer(state, asked, answer_id, model, run, choices)
+    body, asked = await read_checked(state, request, ChatRequest)
+    turn = await begin_turn(state, asked, body, info_of(request), "chatcmpl")
+    answer = _ChatAnswer(state, asked, turn)
     if asked.stream:
-        return EventStream(with_keep_alive(answer.events(), state.config.keep_alive, KEEP_ALIVE), run)
-    async with connected(request.receive, run):
+        return EventStream(with_keep_alive(answer.events(), state.config.keep_alive, KEEP_ALIVE), turn.run)
+    async with connected(request.receive, turn.run):
         return json_response(await answer.whole())
 
 
-def _check_enforceable(prompt: ChatPrompt) -> None:
-    if prompt.tools.choice == "named":
-        raise RequestError(
-            f"tool_choice cannot force the call of {prompt.tools.forced!r}: constrained output is not available",
-            hint="use auto, required or none",
-            param="tool_choice",
-        )
+async def render(state: ServerState, request: Request) -> Response:
+    """The prompt that the same body would become as a chat completion."""
+    body, asked = await read_checked(state, request, ChatRequest)
+    model = state.model_name(asked.model)
+    prompt, ids = await render_ids(state, body, info_of(request))
+    return json_response({"model": model, "token_ids": ids, "count": len(ids), "text": prompt.text()})
 
 
 class _ChatAnswer:
     """One answer's response, streamed or whole."""
 
-    def __init__(
-        self,
-        state: ServerState,
-        asked: ChatRequest,
-        answer_id: str,
-        model: str,
-        run: Run[list[Delta]],
-        choices: list[ChatChoice],
-    ) -> None:
-        self._run = run
+    def __init__(self, state: ServerState, asked: ChatRequest, turn: ChatTurn) -> None:
+        self._run = turn.run
         self._state = state
         self._asked = asked
-        self._choices = choices
-        self._head = {"id": answer_id, "object": "chat.completion", "created": int(time.time()), "model": model}
+        self._choices = turn.choices
+        self._head = {"id": turn.answer_id, "object": "chat.completion", "created": turn.created, "model": turn.model}
 
     async def whole(self) -> dict[str, Any]:
         messages = [ChatMessage() for _ in self._choices]
         async for step in self._run.steps():
             messages[step.choice].add(step.delta)
-        self._count_recoveries()
         choices = [self._choice(i, message) for i, message in enumerate(messages)]
         return {**self._head, "choices": choices, "usage": self._run.usage()}
 
@@ -100,7 +78,6 @@ class _ChatAnswer:
                 yield chunk(_chunk_choice(step.choice, {"role": "assistant", "content": ""}))
             for choice in self._chunk_choices(step):
                 yield chunk(choice)
-        self._count_recoveries()
         if include_usage:
             yield chunk(None)
         yield DONE
@@ -118,6 +95,8 @@ class _ChatAnswer:
             last = _chunk_choice(step.choice, {}) | {"finish_reason": state.finish_reason}
             if state.stop_reason is not None:
                 last["stop_reason"] = state.stop_reason
+            if self._run.complete:
+                last["usage"] = self._run.usage()  # where Kimi's clients look for it
             out.append(last)
         if self._asked.return_token_ids and step.new_ids:
             if not out:
@@ -138,10 +117,6 @@ class _ChatAnswer:
         if self._asked.return_token_ids:
             choice["token_ids"] = state.token_ids
         return choice
-
-    def _count_recoveries(self) -> None:
-        for choice in self._choices:
-            self._state.metrics.recovered(choice.parser.recoveries.items())
 
 
 def _chunk_choice(index: int, delta: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from k3hal.engine.interface import EngineOutput, TokenLogprob
@@ -39,7 +39,7 @@ class ChatChoice:
         self.parser = OutputParser(tokenizer, prompt.channel)
         self._min_tokens = params.min_tokens
         self._want_reasoning = reasoning
-        self._want_calls = bool(prompt.tools.names) and prompt.tools.choice != "none"
+        self._want_calls = bool(prompt.tools.allowed)
         self._reasoning = StoppableText(params.stop, include=params.include_stop_str_in_output)
         self._content = StoppableText(params.stop, include=params.include_stop_str_in_output)
         self._deltas: list[Delta] = []
@@ -50,6 +50,10 @@ class ChatChoice:
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.stopped_early = False
+
+    @property
+    def recoveries(self) -> Mapping[str, int]:
+        return self.parser.recoveries
 
     def feed(self, output: EngineOutput) -> list[Delta]:
         """The deltas an output adds, neighbours of a kind joined. Raises `HttpError` when the engine gave up."""

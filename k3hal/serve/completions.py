@@ -13,9 +13,11 @@ from k3hal.engine.interface import TokenLogprob
 from k3hal.errors import RequestError
 from k3hal.serve.generate import Run, Step, with_keep_alive
 from k3hal.serve.http_errors import json_response
-from k3hal.serve.http_io import DONE, KEEP_ALIVE, EventStream, connected, event, read_json
+from k3hal.serve.http_io import DONE, KEEP_ALIVE, EventStream, connected, event
 from k3hal.serve.logprobs import text_logprobs
-from k3hal.serve.requests import CompletionRequest, check_prompt, read_request
+from k3hal.serve.reading import beside, read_checked
+from k3hal.serve.request_info import RequestInfo, info_of
+from k3hal.serve.requests import CompletionRequest, Prompt, check_prompt
 from k3hal.serve.state import ServerState, new_id
 from k3hal.serve.text_choice import TextChoice, TextDelta
 from k3hal.tokenizer import Tokenizer
@@ -24,19 +26,18 @@ MAX_PROMPTS = 128
 
 
 async def completions(state: ServerState, request: Request) -> Response:
-    body = await read_json(request, state.config.max_body_bytes)
-    asked = read_request(CompletionRequest, body)
+    _, asked = await read_checked(state, request, CompletionRequest)
     model = state.model_name(asked.model)
     info = state.engine.info
     params = asked.params(state.config.generation_defaults, info.vocab_size)
-    prompts = _prompts(asked, state.tokenizer)
+    prompts = await _prompts(asked, state.tokenizer, info_of(request))
     for ids in prompts:
         check_prompt(ids, info.vocab_size, info.max_model_len)
     echoes = [state.tokenizer.decode(ids) if asked.echo else "" for ids in prompts for _ in range(params.n)]
     answer_id = new_id("cmpl", asked.request_id)
     generation = state.submit(answer_id, prompts, params, asked.priority, asked.cache_salt)
     choices = [TextChoice(state.tokenizer, params) for _ in range(len(prompts) * params.n)]
-    run = Run(generation, choices, prompts, params, state.metrics)
+    run = Run(generation, choices, prompts, params, state.metrics, info_of(request))
     answer = _TextAnswer(state, asked, answer_id, model, run, choices, echoes)
     if asked.stream:
         return EventStream(with_keep_alive(answer.events(), state.config.keep_alive, KEEP_ALIVE), run)
@@ -44,9 +45,15 @@ async def completions(state: ServerState, request: Request) -> Response:
         return json_response(await answer.whole())
 
 
-def _prompts(asked: CompletionRequest, tokenizer: Tokenizer) -> list[list[int]]:
+async def _prompts(asked: CompletionRequest, tokenizer: Tokenizer, info: RequestInfo) -> list[list[int]]:
+    """The prompts as token ids, of each no more than the last `truncate_prompt_tokens`."""
+    prompts = await beside(info, _encoded, asked.prompt, tokenizer)
+    keep = asked.truncate_prompt_tokens
+    return prompts if keep is None else [ids[-keep:] for ids in prompts]
+
+
+def _encoded(prompt: Prompt, tokenizer: Tokenizer) -> list[list[int]]:
     """The prompts as token ids: one or several, as text or as ids."""
-    prompt = asked.prompt
     if isinstance(prompt, str):
         return [tokenizer.encode_ordinary(prompt)]
     if not prompt:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from k3hal.engine.interface import EngineOutput, RequestTiming
 from k3hal.sampling_params import SamplingParams
 from k3hal.serve.metrics import Metrics
+from k3hal.serve.request_info import RequestInfo
 from k3hal.serve.router import Generation
 
 D_co = TypeVar("D_co", covariant=True)
@@ -23,6 +24,11 @@ class Choice(Protocol[D_co]):
     finish_reason: str | None
     stopped_early: bool
     reasoning_tokens: int
+
+    @property
+    def recoveries(self) -> Mapping[str, int]:
+        """How often each kind of malformed output was understood anyway."""
+        ...
 
     def feed(self, output: EngineOutput) -> D_co: ...
 
@@ -45,12 +51,14 @@ class Run(Generic[D]):
         prompts: Sequence[Sequence[int]],
         params: SamplingParams,
         metrics: Metrics,
+        info: RequestInfo,
     ) -> None:
         self.choices = choices
         self.prompt_tokens = sum(map(len, prompts))
         self._n = params.n
         self._generation = generation
         self._metrics = metrics
+        self._info = info
         self._clocks = [metrics.follow() for _ in choices]
         for prompt in prompts:
             metrics.accepted(len(prompt), params.n, params.max_tokens)
@@ -63,14 +71,26 @@ class Run(Generic[D]):
                 if step is not None:
                     yield step
 
+    @property
+    def complete(self) -> bool:
+        """Whether every choice has its finish reason."""
+        return all(choice.finish_reason is not None for choice in self.choices)
+
     def disconnect(self) -> None:
         """The client is gone: abort at once."""
         self._metrics.disconnected()
         self._generation.disconnect()
 
     def close(self) -> None:
-        """Abort what still runs, if anything does."""
+        """Abort what still runs, if anything does, and leave the figures for the log."""
         self._generation.close()
+        usage = self.usage()
+        self._info.facts |= {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": usage["completion_tokens"],
+            "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+            "finish_reasons": [choice.finish_reason for choice in self.choices],
+        }
 
     def usage(self) -> dict[str, Any]:
         """Tokens so far: every prompt once, all choices together."""
@@ -99,6 +119,7 @@ class Run(Generic[D]):
     def _finished(self, index: int, choice: Choice[D], timing: RequestTiming | None) -> None:
         if choice.stopped_early:
             self._generation.stop(index)
+        self._metrics.recovered(choice.recoveries.items())
         self._clocks[index].finished(choice.finish_reason or "", len(choice.token_ids), timing)
 
 

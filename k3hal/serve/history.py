@@ -7,6 +7,7 @@ from typing import Any
 
 from k3hal.errors import RequestError
 from k3hal.serve import notes
+from k3hal.serve.images import Media, NoMedia
 from k3hal.serve.tool_arguments import render_arguments
 from k3hal.serve.xtml import Attributes, Segment, close_tag, element, message, open_tag
 
@@ -33,7 +34,7 @@ def read_messages(value: object) -> list[Message]:
     return result
 
 
-def render_messages(messages: Sequence[Message], thinking: bool) -> Iterator[Segment]:
+def render_messages(messages: Sequence[Message], thinking: bool, media: Media) -> Iterator[Segment]:
     """Segments of every message in order; runs of tool results come out in the order of the calls they answer."""
     calls: list[Message] = []
     answered = 0
@@ -44,46 +45,61 @@ def render_messages(messages: Sequence[Message], thinking: bool) -> Iterator[Seg
             end = at
             while end < len(messages) and messages[end]["role"] == "tool":
                 end += 1
-            yield from _tool_results(messages[at:end], calls, answered, at)
+            yield from _tool_results(messages[at:end], calls, answered, at, media)
             answered += end - at
             at = end
             continue
         if role == "assistant":
             calls, answered = _tool_calls(messages[at], param), 0
-            yield from message(_head(messages[at], param), _assistant_body(messages[at], calls, thinking, param))
+            body = _assistant_body(messages[at], calls, thinking, param, media)
+            yield from message(_head(messages[at], param), body)
         else:
-            yield from _plain(messages[at], param)
+            yield from _plain(messages[at], param, media)
         at += 1
 
 
 def render_prefill(item: Message, thinking: bool, param: str) -> Iterator[Segment]:
     """The start of an assistant message that the model continues: its channels up to an open response."""
+    _no_tools(item, param)
     yield from open_tag("message", *_head(item, param))
     if thinking:
         yield from element("think", _reasoning(item, param))
     yield from open_tag("response")
-    yield Segment(_text(item, param))
+    yield Segment(prefill_text(item, param))
 
 
-def _plain(item: Message, param: str) -> Iterator[Segment]:
+def prefill_text(item: Message, param: str) -> str:
+    """What the answer to be continued says so far. Raises `RequestError` when that is not text alone."""
+    return "".join(segment.text for segment in _content(item, param, NoMedia("an answer to be continued is text")))
+
+
+def _plain(item: Message, param: str, media: Media) -> Iterator[Segment]:
     tools = item.get("tools")
     if tools:
         if item["role"] != "system":
-            raise RequestError(f"{param}.tools is only allowed in a system message", param=f"{param}.tools")
+            _no_tools(item, param)
         if item.get("content"):
             raise RequestError(f"{param} declares tools, so its content must be empty", param=f"{param}.content")
         return notes.dynamic_tools(tools)
     if item.get("content") is None:
         raise RequestError(f"{param}.content is missing", param=f"{param}.content")
-    return message(_head(item, param), [Segment(_text(item, param))])
+    return message(_head(item, param), _content(item, param, media))
 
 
-def _assistant_body(item: Message, calls: Sequence[Message], thinking: bool, param: str) -> Iterator[Segment]:
+def _no_tools(item: Message, param: str) -> None:
     if item.get("tools"):
         raise RequestError(f"{param}.tools is only allowed in a system message", param=f"{param}.tools")
+
+
+def _assistant_body(
+    item: Message, calls: Sequence[Message], thinking: bool, param: str, media: Media
+) -> Iterator[Segment]:
+    _no_tools(item, param)
     if thinking:
         yield from element("think", _reasoning(item, param))
-    yield from element("response", _text(item, param))
+    yield from open_tag("response")
+    yield from _content(item, param, media)
+    yield from close_tag("response")
     if calls:
         yield from open_tag("tools")
         for index, call in enumerate(calls, start=1):
@@ -115,13 +131,16 @@ def _tool_calls(item: Message, param: str) -> list[Message]:
     return calls
 
 
-def _tool_results(run: Sequence[Message], calls: Sequence[Message], answered: int, first: int) -> Iterator[Segment]:
+def _tool_results(
+    run: Sequence[Message], calls: Sequence[Message], answered: int, first: int, media: Media
+) -> Iterator[Segment]:
     """A maximal run of tool messages: in call order when every one matches a call, else as received."""
     position: dict[str, int] = {}
     for i, call in enumerate(calls):
         if isinstance(call.get("id"), str):
             position.setdefault(call["id"], i)
     for i, item in enumerate(run):
+        _no_tools(item, f"messages[{first + i}]")
         if not isinstance(item.get("tool_call_id"), str):
             where = f"messages[{first + i}].tool_call_id"
             raise RequestError(f"{where} must be the id of the call it answers", param=where)
@@ -136,7 +155,7 @@ def _tool_results(run: Sequence[Message], calls: Sequence[Message], answered: in
         else:
             name = _result_name(item, calls, answered + offset, param)
         head = (("role", "tool"), ("tool", name), ("index", str(answered + offset + 1)))
-        yield from message(head, [Segment(_text(item, param))])
+        yield from message(head, _content(item, param, media))
 
 
 def _result_name(item: Message, calls: Sequence[Message], position: int, param: str) -> str:
@@ -157,22 +176,29 @@ def _head(item: Message, param: str) -> Attributes:
     return (("role", item["role"]), ("name", name))
 
 
-def _text(item: Message, param: str) -> str:
-    """The message's text: a string, or text parts joined with nothing in between; null is empty."""
+def _content(item: Message, param: str, media: Media) -> list[Segment]:
+    """The message's content: a string, or parts, of which neighbouring texts become one; null is empty."""
     content = item.get("content")
     if content is None:
-        return ""
+        return []
     if isinstance(content, str):
-        return content
+        return [Segment(content)]
     if not isinstance(content, list):
         raise RequestError(f"{param}.content must be a string or a list of parts", param=f"{param}.content")
-    return "".join(_part_text(part, f"{param}.content[{i}]") for i, part in enumerate(content))
+    segments: list[Segment] = []
+    for i, part in enumerate(content):
+        for segment in _part(part, f"{param}.content[{i}]", media):
+            if segments and not segment.markup and not segments[-1].markup:
+                segments[-1] = Segment(segments[-1].text + segment.text)
+            else:
+                segments.append(segment)
+    return segments
 
 
-def _part_text(part: object, param: str) -> str:
+def _part(part: object, param: str, media: Media) -> list[Segment]:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if isinstance(part, Mapping) and kind == "text" and isinstance(part.get("text"), str):
-        return part["text"]
-    if kind in ("image_url", "image"):
-        raise RequestError(f"{param} is an image, but the served model takes text only", param=param)
+        return [Segment(part["text"])]
+    if isinstance(part, Mapping) and kind in ("image_url", "image"):
+        return media.segments(part, param)
     raise RequestError(f'{param} must be {{"type": "text", "text": …}}, got a part of type {kind!r}', param=param)

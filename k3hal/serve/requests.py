@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from k3hal.errors import RequestError
 from k3hal.sampling_params import SamplingParams
+from k3hal.serve.chat_prompt import RENDER_FIELDS
 
 MAX_STOP_STRINGS = 32
+Prompt = str | list[str] | list[int] | list[list[int]]
 _DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -72,6 +74,8 @@ class GenerationRequest(BaseModel):
 class ChatRequest(GenerationRequest):
     """`POST /v1/chat/completions`; the fields that shape the prompt are read by the renderer."""
 
+    RENDERED: ClassVar = RENDER_FIELDS
+
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -95,7 +99,8 @@ class ChatRequest(GenerationRequest):
 class CompletionRequest(GenerationRequest):
     """`POST /v1/completions`."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: Prompt
+    truncate_prompt_tokens: int | None = Field(default=None, ge=1)
     echo: bool | None = None
     suffix: str | None = None
     best_of: int | None = None

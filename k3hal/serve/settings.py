@@ -24,6 +24,8 @@ class ServeSettings(Settings):
     prefix_cache_retention_interval: PositiveInt | None = None
     metrics_compat: Literal["on", "off"] = "on"
     drain_timeout: NonNegativeFloat = 30.0
+    unknown_fields: Literal["ignore", "refuse"] = "ignore"
+    kimi_strict_params: bool = False
 
     @field_validator("api_key", "served_model_name", mode="before")
     @classmethod

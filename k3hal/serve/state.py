@@ -27,7 +27,11 @@ class ServerConfig:
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)
     thinking: ThinkingDefaults = field(default_factory=ThinkingDefaults)
     metrics_compat: bool = True
+    refuse_unknown_fields: bool = False
+    kimi_strict_params: bool = False
     max_body_bytes: int = 64 * 1024 * 1024
+    body_timeout: float = 60.0
+    """Seconds that a client may take to send a body."""
     drain_timeout: float = 30.0
     keep_alive: float = 15.0
     """Seconds between comments on a stream that waits for its first token."""

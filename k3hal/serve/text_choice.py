@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from k3hal.engine.detokenize import IncrementalDetokenizer
@@ -31,6 +32,11 @@ class TextChoice:
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.stopped_early = False
+
+    @property
+    def recoveries(self) -> Mapping[str, int]:
+        """None: plain text has no form to recover."""
+        return {}
 
     def feed(self, output: EngineOutput) -> TextDelta:
         """The text an output adds. Raises `HttpError` when the engine gave up."""

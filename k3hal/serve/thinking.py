@@ -31,14 +31,16 @@ class Thinking:
 def read_thinking(body: Mapping[str, Any], defaults: ThinkingDefaults) -> Thinking:
     """Resolve every spelling: `thinking` and `thinking_effort`, then template arguments, then `reasoning_effort`.
 
-    An explicit `"thinking_effort": null` means no note; an absent one means the default.
+    An explicit `"thinking_effort": null` means no note; an absent one means the default. Earlier thinking is always
+    part of the prompt, so a request to leave it out is refused.
     """
     template = _mapping(body, "chat_template_kwargs")
     switch = body.get("thinking")
     detail: Mapping[str, Any] = switch if isinstance(switch, Mapping) else {}
     alias = body.get("reasoning_effort")
+    _check_preserved(detail, template)
     enabled = _first_bool(
-        ("thinking", _switch(detail) if detail else switch),
+        ("thinking", _switch(detail) if isinstance(switch, Mapping) else switch),
         ("chat_template_kwargs.thinking", template.get("thinking")),
         ("enable_thinking", body.get("enable_thinking")),
         ("chat_template_kwargs.enable_thinking", template.get("enable_thinking")),
@@ -72,6 +74,15 @@ def _checked(name: str, value: object, defaults: ThinkingDefaults) -> str:
     if not isinstance(value, str) or value not in defaults.efforts:
         raise RequestError(f"{name} must be one of {', '.join(defaults.efforts)}, got {value!r}", param=name)
     return value
+
+
+def _check_preserved(detail: Mapping[str, Any], template: Mapping[str, Any]) -> None:
+    hint = "leave reasoning_content out of the messages whose thinking should not be seen"
+    if detail.get("keep") not in (None, "all"):
+        raise RequestError(f'thinking.keep must be "all", got {detail["keep"]!r}', hint=hint, param="thinking.keep")
+    name, value = "chat_template_kwargs.preserve_thinking", template.get("preserve_thinking")
+    if value is not None and value is not True:
+        raise RequestError(f"{name} must be true, got {value!r}", hint=hint, param=name)
 
 
 def _switch(detail: Mapping[str, Any]) -> bool | None:

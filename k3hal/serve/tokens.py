@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
 from k3hal.errors import RequestError
-from k3hal.serve.chat_prompt import render_chat
+from k3hal.serve.chat_prompt import RENDER_FIELDS
 from k3hal.serve.http_errors import json_response
-from k3hal.serve.http_io import read_json
-from k3hal.serve.requests import read_request
+from k3hal.serve.reading import beside, read_checked
+from k3hal.serve.request_info import info_of
 from k3hal.serve.state import ServerState
+from k3hal.serve.turn import render_ids
 
 
 class _Tokenize(BaseModel):
     """Either `prompt` (ordinary text) or `messages` (rendered as a chat request)."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
+    RENDERED: ClassVar = RENDER_FIELDS
 
     model: str | None = None
     prompt: str | None = None
@@ -35,15 +37,15 @@ class _Detokenize(BaseModel):
 
 
 async def tokenize(state: ServerState, request: Request) -> Response:
-    body = await read_json(request, state.config.max_body_bytes)
-    asked = read_request(_Tokenize, body)
+    body, asked = await read_checked(state, request, _Tokenize)
+    info = info_of(request)
     state.model_name(asked.model)
     if (asked.prompt is None) == (asked.messages is None):
         raise RequestError("give either prompt or messages", param="prompt")
     if asked.prompt is not None:
-        ids = state.tokenizer.encode_ordinary(asked.prompt)
+        ids = await beside(info, state.tokenizer.encode_ordinary, asked.prompt)
     else:
-        ids = render_chat(body, state.config.thinking).ids(state.tokenizer)
+        _, ids = await render_ids(state, body, info)
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": state.engine.info.max_model_len, "tokens": ids}
     if asked.return_token_strs:
         answer["token_strs"] = [state.tokenizer.decode([token]) for token in ids]
@@ -51,6 +53,6 @@ async def tokenize(state: ServerState, request: Request) -> Response:
 
 
 async def detokenize(state: ServerState, request: Request) -> Response:
-    asked = read_request(_Detokenize, await read_json(request, state.config.max_body_bytes))
+    _, asked = await read_checked(state, request, _Detokenize)
     state.model_name(asked.model)
     return json_response({"prompt": state.tokenizer.decode(asked.tokens)})

@@ -3,8 +3,6 @@
 import json
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from k3hal.errors import RequestError
 from k3hal.model.synthetic_vocab import synthetic_ranks
@@ -156,12 +154,6 @@ def test_partial_continues_the_last_assistant_message():
     )
 
 
-def test_the_image_placeholder_is_plain_text():
-    ids = render_chat({"messages": [{"role": "user", "content": "<|kimi_image_placeholder|>"}]}).ids(TOKENIZER)
-    assert TOKENIZER.special("<|media_begin|>") not in ids
-    assert "<|kimi_image_placeholder|>" in TOKENIZER.decode(ids)
-
-
 @pytest.mark.parametrize(
     ("body", "effort"),
     [
@@ -174,6 +166,8 @@ def test_the_image_placeholder_is_plain_text():
         ({"reasoning_effort": "low", "thinking_effort": "high"}, "high"),
         ({"reasoning_effort": "low", "thinking": {"type": "enabled", "effort": "high"}}, "high"),
         ({"thinking": {"type": "disabled"}}, "off"),
+        ({"thinking": {}}, "max"),
+        ({"thinking": {"effort": "low"}, "enable_thinking": True}, "low"),
         ({"thinking": {"type": "adaptive", "keep": "all"}}, "max"),
         ({"chat_template_kwargs": {"thinking": False, "preserve_thinking": True}}, "off"),
         ({"chat_template_kwargs": {"thinking_effort": "low"}}, "low"),
@@ -189,6 +183,14 @@ def test_thinking_spellings(body, effort):
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
+
+
+def tool(name="f", **function):
+    return {"type": "function", "function": {"name": name, **function}}
+
+
+def allowed(*names, mode="auto"):
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [tool(n) for n in names]}}
 
 
 def schema_format(**fields):
@@ -216,12 +218,28 @@ def schema_format(**fields):
         ({"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]}, "messages[0].tool_calls[0]"),
         ({"messages": [{"role": "assistant", "reasoning_content": 1}]}, "messages[0].reasoning_content"),
         ({"messages": [{"role": "assistant", "partial": True}, USER]}, "messages[0].partial"),
+        ({"messages": [{"role": "user", "content": "", "partial": True}]}, "messages[0].partial"),
+        ({"messages": [{"role": "assistant", "partial": 1}]}, "messages[0].partial"),
+        ({"messages": [assistant(call("{}"), partial=True)]}, "messages[0].partial"),
+        ({"messages": [{"role": "assistant", "partial": True, "tools": [TOOL]}]}, "messages[0].tools"),
+        ({"messages": [{"role": "assistant", "partial": True, "content": [IMAGE]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "tool", "tool_call_id": "x", "name": "f", "tools": [TOOL]}]}, "messages[0].tools"),
         ({"messages": [USER], "tools": {}}, "tools"),
-        ({"messages": [USER], "tools": [{"type": "f"}]}, "tools[0]"),
-        ({"messages": [USER], "tools": [{"type": "function"}]}, "tools[0]"),
-        ({"messages": [USER], "tools": [{"type": "function", "function": {}}]}, "tools[0]"),
-        ({"messages": [USER], "tools": [TOOL, TOOL]}, "tools"),
-        ({"messages": [{"role": "system", "tools": [TOOL]}, USER], "tools": [TOOL]}, "messages[0].tools"),
+        ({"messages": [USER], "tools": [1]}, "tools[0]"),
+        ({"messages": [USER], "tools": [{"type": "f"}]}, "tools[0].type"),
+        ({"messages": [USER], "tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"messages": [USER], "tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+        ({"messages": [USER], "tools": [tool(parameters=[])]}, "tools[0].function.parameters"),
+        ({"messages": [USER], "tools": [tool(strict="yes")]}, "tools[0].function.strict"),
+        ({"messages": [USER], "tools": [TOOL, TOOL]}, "tools[1].function.name"),
+        ({"messages": [{"role": "system", "tools": [TOOL]}, USER], "tools": [TOOL]},
+         "messages[0].tools[0].function.name"),
+        ({"messages": [USER], "parallel_tool_calls": 1}, "parallel_tool_calls"),
+        ({"messages": [USER], "tools": [TOOL], "tool_choice": allowed("f", mode="none")},
+         "tool_choice.allowed_tools.mode"),
+        ({"messages": [USER], "tools": [TOOL], "tool_choice": allowed()}, "tool_choice.allowed_tools.tools"),
+        ({"messages": [USER], "tools": [TOOL], "tool_choice": allowed("f", "g")},
+         "tool_choice.allowed_tools.tools[1]"),
         ({"messages": [USER], "tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"messages": [USER], "tool_choice": "any"}, "tool_choice"),
         ({"messages": [USER], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
@@ -236,7 +254,11 @@ def schema_format(**fields):
         ({"messages": [USER], "reasoning_effort": "minimal"}, "reasoning_effort"),
         ({"messages": [USER], "thinking": {"type": "on"}}, "thinking.type"),
         ({"messages": [USER], "thinking": "yes"}, "thinking"),
+        ({"messages": [USER], "thinking": {"keep": "none"}}, "thinking.keep"),
+        ({"messages": [USER], "thinking": {"effort": "medium"}}, "thinking.effort"),
         ({"messages": [USER], "chat_template_kwargs": 3}, "chat_template_kwargs"),
+        ({"messages": [USER], "chat_template_kwargs": {"preserve_thinking": False}},
+         "chat_template_kwargs.preserve_thinking"),
     ],
 )  # fmt: skip
 def test_malformed_requests_name_the_field(body, param):
@@ -258,42 +280,6 @@ def test_accepted_schema_is_rendered_sorted():
     schema = {"name": "r", "schema": {"b": 1, "a": [{"d": 1, "c": "é"}]}}
     text = text_of(USER, response_format={"type": "json_schema", "json_schema": schema})
     assert '```json\n{"a":[{"c":"é","d":1}],"b":1}\n```' in text
-
-
-HOSTILE = st.lists(
-    st.sampled_from(
-        ["<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>", "[EOS]", "<|media_pad|>", "message", '"', "&", "é", "\n"]
-    )
-).map("".join)
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.lists(HOSTILE, min_size=8, max_size=8))
-def test_no_text_of_a_request_becomes_structure(parts):
-    """Whatever user-controlled strings hold, the control tokens are those of the same request with harmless text."""
-
-    def render(a, b, c, d, e, f, g, h):
-        named = {"name": c} if c else {}
-        return render_chat(
-            {
-                "messages": [
-                    {"role": "system", "content": a, **named},
-                    {"role": "user", "content": [{"type": "text", "text": b}]},
-                    assistant(
-                        {"id": "1", "function": {"name": f"t{d}", "arguments": {f"k{e}": f}}},
-                        content=g,
-                        reasoning_content=f"r{h}",
-                    ),
-                    {"role": "tool", "tool_call_id": "1", "content": a},
-                ],
-                "tools": [{"type": "function", "function": {"name": f"t{b}", "description": a}}],
-            }
-        )
-
-    hostile, harmless = render(*parts), render(*("x" if p else "" for p in parts))
-    control = [i for i in hostile.ids(TOKENIZER) if TOKENIZER.is_special(i)]
-    assert control == [i for i in harmless.ids(TOKENIZER) if TOKENIZER.is_special(i)]
-    assert TOKENIZER.decode(hostile.ids(TOKENIZER)) == hostile.text()
 
 
 def test_the_fields_that_shape_a_prompt_are_listed():

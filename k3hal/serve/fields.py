@@ -1,0 +1,49 @@
+"""Which fields of a body have an effect, which have none, and which are refused because ignoring them would mislead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from k3hal.errors import RequestError
+from k3hal.serve.request_info import RequestInfo, field_names
+
+INERT = frozenset(
+    (
+        "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+        "verbosity", "prediction", "modalities", "add_special_tokens",
+        "spaces_between_special_tokens",
+    )
+)  # fmt: skip
+"""Fields of the APIs that say nothing about the answer's meaning; known, so never reported."""
+
+_REFUSED = {
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+    "audio": "the served model writes text",
+    "web_search_options": "there are no built-in tools",
+    "bad_words": "use logit_bias",
+    "allowed_token_ids": "use logit_bias",
+    "logits_processors": "use logit_bias",
+    "prompt_logprobs": "only logprobs of the answer are reported",
+    "use_beam_search": "use n",
+    "thinking_token_budget": "use thinking_effort or max_tokens",
+    "kv_transfer_params": "there is no transfer of caches",
+}
+
+
+def check_fields(kind: type[BaseModel], body: Mapping[str, Any], info: RequestInfo, *, refuse_unknown: bool) -> None:
+    """Refuse fields that are known and not supported; report unknown ones in `info`, or refuse them too.
+
+    A `kind` names fields that are read elsewhere in its `RENDERED`. Null is the same as absent.
+    """
+    for name, instead in _REFUSED.items():
+        if name in body and body[name] is not None and name not in kind.model_fields:
+            raise RequestError(f"{name} is not supported", hint=instead, param=name)
+    known = {*kind.model_fields, *getattr(kind, "RENDERED", ()), *INERT}
+    unknown = [name for name, value in body.items() if value is not None and name not in known]
+    if unknown and refuse_unknown:
+        raise RequestError(f"unknown field {field_names(unknown)[0]}", param=unknown[0][:100])
+    info.ignored = field_names(unknown)

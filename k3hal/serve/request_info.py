@@ -1,0 +1,72 @@
+"""What is known of one HTTP request while it is answered: its id, what to tell its client, what to log."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_GIVEN_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_KEY = "k3hal.request"
+_NAMED_FIELDS = 16
+
+
+@dataclass(slots=True)
+class RequestInfo:
+    """One per request. `facts` are figures for its log line; nothing a user wrote is among them."""
+
+    id: str
+    begun: float = field(default_factory=time.monotonic)
+    body_bytes: int = 0
+    ignored: tuple[str, ...] = ()
+    """Fields of the body that had no effect, as they are told in `X-Ignored-Fields`."""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def info_of(request: Request) -> RequestInfo:
+    return request.scope[_KEY]
+
+
+class RequestInfos:
+    """ASGI middleware: makes the `RequestInfo` and sends its headers along with any answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        info = RequestInfo(_request_id(Headers(scope=scope)))
+        scope[_KEY] = info
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = headers["Request-Id"] = info.id  # as OpenAI's and Anthropic's clients read it
+                if info.ignored:
+                    headers["X-Ignored-Fields"] = ", ".join(info.ignored)
+            await send(message)
+
+        await self._app(scope, receive, with_headers)
+
+
+def field_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Names from a body in a form that fits a header, however many and whatever they are."""
+    shown = [quote(name, safe="")[:64] for name in sorted(names)]
+    more = len(shown) - _NAMED_FIELDS
+    return (*shown[:_NAMED_FIELDS], f"{more} more") if more > 0 else tuple(shown)
+
+
+def _request_id(headers: Mapping[str, str]) -> str:
+    """The client's `X-Request-Id` if it is one that can be logged and sent back, else a new one."""
+    given = headers.get("x-request-id", "")
+    return given if _GIVEN_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"

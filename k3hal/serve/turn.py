@@ -1,0 +1,77 @@
+"""Beginning to answer a chat: from a request body to a run of its choices, whichever API it came through."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from k3hal.errors import RequestError
+from k3hal.sampling_params import SamplingParams
+from k3hal.serve.chat_choice import ChatChoice, Delta
+from k3hal.serve.chat_prompt import ChatPrompt, render_chat
+from k3hal.serve.generate import Run
+from k3hal.serve.kimi_strict import fixed_sampling
+from k3hal.serve.reading import beside
+from k3hal.serve.request_info import RequestInfo
+from k3hal.serve.requests import ChatRequest, check_prompt
+from k3hal.serve.state import ServerState, new_id
+from k3hal.serve.thinking import read_thinking
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTurn:
+    """A request that is queued. Close `run` whatever happens."""
+
+    answer_id: str
+    model: str
+    params: SamplingParams
+    prompt: ChatPrompt
+    run: Run[list[Delta]]
+    choices: list[ChatChoice]
+    created: int
+
+
+async def begin_turn(
+    state: ServerState, asked: ChatRequest, body: Mapping[str, Any], info: RequestInfo, kind: str
+) -> ChatTurn:
+    """Render, check and queue a chat. `kind` begins the answer's id; `body` is a chat completion's."""
+    model = state.model_name(asked.model)
+    params = _params(state, asked, body)
+    prompt, ids = await render_ids(state, body, info)
+    _check_enforceable(prompt)
+    engine = state.engine.info
+    check_prompt(ids, engine.vocab_size, engine.max_model_len)
+    answer_id = new_id(kind, asked.request_id)
+    generation = state.submit(answer_id, [ids], params, asked.priority, asked.cache_salt)
+    reasoning = asked.include_reasoning is not False
+    choices = [ChatChoice(state.tokenizer, prompt, params, reasoning=reasoning) for _ in range(params.n)]
+    run = Run(generation, choices, [ids], params, state.metrics, info)
+    return ChatTurn(answer_id, model, params, prompt, run, choices, int(time.time()))
+
+
+async def render_ids(state: ServerState, body: Mapping[str, Any], info: RequestInfo) -> tuple[ChatPrompt, list[int]]:
+    """The prompt of a chat and its token ids."""
+
+    def work() -> tuple[ChatPrompt, list[int]]:
+        prompt = render_chat(body, state.config.thinking)
+        return prompt, prompt.ids(state.tokenizer)
+
+    return await beside(info, work)
+
+
+def _params(state: ServerState, asked: ChatRequest, body: Mapping[str, Any]) -> SamplingParams:
+    defaults = state.config.generation_defaults
+    if state.config.kimi_strict_params:
+        defaults = {**defaults, **fixed_sampling(asked, thinking=read_thinking(body, state.config.thinking).enabled)}
+    return asked.params(defaults, state.engine.info.vocab_size)
+
+
+def _check_enforceable(prompt: ChatPrompt) -> None:
+    if prompt.tools.choice == "named":
+        raise RequestError(
+            f"tool_choice cannot force the call of {prompt.tools.allowed[0]!r}: constrained output is not available",
+            hint="use auto, required or none",
+            param="tool_choice",
+        )
