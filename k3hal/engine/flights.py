@@ -62,6 +62,9 @@ class Flights:
     def __len__(self) -> int:
         return len(self._queue)
 
+    def __iter__(self) -> Iterator[Flight]:
+        return iter(self._queue)
+
     def start(self, execute: Execute, plan: StepPlan, requests: list[Request]) -> None:
         self._queue.append(Flight(plan, requests, self._answer(execute, plan)))
 

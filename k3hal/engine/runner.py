@@ -70,8 +70,8 @@ class ModelRunner:
         """Run one step. Raises `RuntimeError` on a plan out of order; whatever the model raises passes through."""
         for binding in plan.bindings:
             self._sampler.bind(binding)
-        if plan.num_verifies and not isinstance(self.model, VerifyingModel):
-            raise RuntimeError(f"step {plan.epoch} has drafts, and {type(self.model).__name__} verifies none")
+        if plan.num_verifies:
+            _verifying(self.model)
         hidden, batch = self._forward(plan)
         if not plan.sampled.size:
             return StepResult(plan.epoch, [])
@@ -80,9 +80,7 @@ class ModelRunner:
             token_ids, logprobs = self._sampler.sample(logits, plan.rows[plan.sampled], plan.positions)
             return StepResult(plan.epoch, token_ids, logprobs)
         result = sample_drafts(plan, logits, self._sampler)
-        kept = torch.tensor(result.accepted, dtype=torch.int32) + 1
-        assert isinstance(self.model, VerifyingModel)
-        self.model.commit(batch, self.arena.views, kept.to(hidden.device))
+        self._commit(plan, batch, result.accepted)
         return result
 
     @torch.inference_mode()
@@ -101,6 +99,11 @@ class ModelRunner:
         batch = build_batch(plan, self._step_metadata, page_tokens, device, token_ids, all_logits=all_logits)
         hidden = self._observed(plan, batch) if self._observers else self.model.forward(batch, self.arena.views)
         return hidden, batch
+
+    def _commit(self, plan: StepPlan, batch: StepBatch, accepted: list[int]) -> None:
+        """Leave the states of the sequences that verified as after what was accepted."""
+        kept = torch.tensor(accepted, dtype=torch.int32, device=self.arena.pages.device) + 1
+        _verifying(self.model).commit(batch, self.arena.views, kept)
 
     def _token_ids(self, plan: StepPlan) -> Tensor:
         """The step's tokens on the device, those that an earlier step sampled among them."""
@@ -137,3 +140,9 @@ class ModelRunner:
             device = self.arena.pages.device
             src, dst = torch.from_numpy(copies.src).to(device), torch.from_numpy(copies.dst).to(device)
             self._copy_pages(self.arena.pages, src, dst)
+
+
+def _verifying(model: StepModel) -> VerifyingModel:
+    if not isinstance(model, VerifyingModel):
+        raise RuntimeError(f"a step has drafts, and {type(model).__name__} verifies none")
+    return model

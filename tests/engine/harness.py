@@ -155,6 +155,7 @@ class Harness:
         self.planned = 0
         before = {r.id: (r.num_computed, r.row) for r in self.scheduler.running}
         outputs = self.keep(self.core.step())
+        self.check_flights()
         after = {r.id: (r.num_computed, r.row) for r in self.scheduler.running}
         still = [name for name, now in after.items() if before.get(name) == now]
         full = self.planned >= self.max_num_batched_tokens
@@ -170,6 +171,12 @@ class Harness:
             self.drafted += int(plan.new_lens[plan.verifies].sum()) - plan.num_verifies
             self.ahead += int((plan.token_ids == NOT_YET).sum())
         return scheduled
+
+    def check_flights(self) -> None:
+        """What the steps under way write still belongs to their sequences."""
+        for flight in self.core.flights:
+            for row, slot in zip(flight.plan.rows.tolist(), flight.plan.slots.tolist(), strict=True):
+                assert self.cache.slots[row] == slot, f"slot {slot} was freed before step {flight.plan.epoch} ran"
 
     def count_left(self) -> None:
         before = self.scheduler.leaving
