@@ -195,7 +195,7 @@ __device__ __forceinline__ void produce(
 }
 
 // Few heights: each has 20 to 30 KiB of instructions, which blocks go through in no order. With all of them in one kernel
-// ptxas gives up and puts a wait behind every product (its note C7512).
+// ptxas gives up and puts a wait behind every product (its note C7512). Two more pay where items repeat their chunks.
 template <bool GATE, bool WIDE>
 __global__ void __launch_bounds__(384, 1) tall_kernel(const __grid_constant__ Gemm a, int repeat) {
   SHARED_MEMORY(memory);
@@ -254,8 +254,10 @@ __global__ void __launch_bounds__(384, 1) tall_kernel(const __grid_constant__ Ge
       } else {
         if (length <= 32) CONSUME(32);
         else if (length <= 48) CONSUME(48);
+        else if (!GATE && length <= 64) CONSUME(64);
         else if (length <= 72) CONSUME(72);
         else if (length <= 80) CONSUME(80);
+        else if (!GATE && length <= 88) CONSUME(88);
         else CONSUME(96);
       }
 #undef CONSUME

@@ -162,6 +162,9 @@ int launch(int grid, int threads, int bytes, bool overlapped, void* stream, A...
   if (int code = cudaGetDevice(&device)) return code;
   if (bytes > most[device & 63]) {
     if (int code = cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return code;
+    // A multiprocessor divides its memory anew only when it is empty: blocks of launches that overlap must agree.
+    if (int code = cudaFuncSetAttribute(KERNEL, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared))
+      return code;
     most[device & 63] = bytes;
   }
   cudaLaunchAttribute attribute;
