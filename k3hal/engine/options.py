@@ -19,6 +19,7 @@ KvCacheDType = Literal["auto", "bf16", "fp8"]
 
 DEFAULT_MAX_NUM_SEQS = 64
 DEFAULT_MAX_QUEUE = 1024
+MOST_STEPS_AHEAD = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +34,8 @@ class EngineOptions:
     compared, `prefix_cache_retention_interval` the tokens between the snapshots of `interval`;
     `prefix_host_cache_gb` GB of host memory that keep what device memory gives up, `prefix_disk_cache` a folder that
     keeps it longer than the process lives, in at most `prefix_disk_cache_gb` GB; `prefix_mooncake` the configuration
-    file of a Mooncake store that keeps it instead, for other engines too.
+    file of a Mooncake store that keeps it instead, for other engines too; `async_depth` steps are planned at once, so
+    that planning takes no time between steps (1 plans each when the one before has been answered).
     """
 
     device: str = "auto"
@@ -56,6 +58,7 @@ class EngineOptions:
     prefix_disk_cache: str | Path | None = None
     prefix_disk_cache_gb: float | None = None
     prefix_mooncake: str | Path | None = None
+    async_depth: int = 1
 
     @classmethod
     def of(cls, **options: Any) -> EngineOptions:
@@ -85,6 +88,9 @@ class EngineOptions:
             self._check_integer(name, 1)
         self._check_integer("prefix_match_unit", 1)
         self._check_integer("max_queue", 0)
+        self._check_integer("async_depth", 1)
+        if self.async_depth > MOST_STEPS_AHEAD:
+            raise UsageError(f"async_depth is {self.async_depth}", hint=f"it is at most {MOST_STEPS_AHEAD}")
         if self.max_model_len == 1:
             raise UsageError("max_model_len is 1", hint="a prompt and one answer take at least 2 tokens")
         for name in ("memory_budget", "prefix_host_cache_gb", "prefix_disk_cache_gb"):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,10 +14,10 @@ from k3hal.dispatch.observe import Step, step_observers
 from k3hal.engine.batch import build_batch
 from k3hal.engine.cache.arena import CacheArena
 from k3hal.engine.cache.interface import PageCopies
-from k3hal.engine.interface import TokenLogprob
 from k3hal.engine.sampler import Sampler
-from k3hal.engine.step_plan import StepPlan, StepResult
+from k3hal.engine.step_plan import NOT_YET, StepPlan, StepResult
 from k3hal.engine.tier.mover import Mover
+from k3hal.engine.verify import sample_drafts
 from k3hal.model.batch import CacheViews, StepBatch
 
 
@@ -28,6 +30,18 @@ class StepModel(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """fp32 [R, V] of hidden states [R, D]."""
+        ...
+
+
+@runtime_checkable
+class VerifyingModel(StepModel, Protocol):
+    """A model that takes drafts."""
+
+    def commit(self, batch: StepBatch, cache: CacheViews, kept: Tensor) -> None:
+        """Leave the state of each sequence of `batch.verify` as after its first `kept` int32 [N] new tokens.
+
+        Called once after each forward pass over such a batch, before the next one.
+        """
         ...
 
 
@@ -62,24 +76,31 @@ class ModelRunner:
         When it raises, nothing moves to or from the external tier any more.
         """
         try:
-            token_ids, logprobs = self._execute(plan)
+            result = self._execute(plan)
         except BaseException:
             if self._mover:
                 self._mover.drain()
             raise
-        return StepResult(plan.epoch, token_ids, logprobs, self._mover.finished() if self._mover else ())
+        return dataclasses.replace(result, transferred=self._mover.finished()) if self._mover else result
 
-    def _execute(self, plan: StepPlan) -> tuple[list[int], list[TokenLogprob | None] | None]:
+    def _execute(self, plan: StepPlan) -> StepResult:
         if not plan.num_seqs:
             self._begin(plan)
-            return [], None
+            return StepResult(plan.epoch, [])
         for binding in plan.bindings:
             self._sampler.bind(binding)
+        if plan.num_verifies:
+            _verifying(self.model)
         hidden, batch = self._forward(plan)
         if not plan.sampled.size:
-            return [], None
+            return StepResult(plan.epoch, [])
         logits = self.model.logits(hidden[batch.logit_rows])
-        return self._sampler.sample(logits, plan.rows[plan.sampled], plan.positions)
+        if not plan.num_verifies:
+            token_ids, logprobs = self._sampler.sample(logits, plan.rows[plan.sampled], plan.positions)
+            return StepResult(plan.epoch, token_ids, logprobs)
+        result = sample_drafts(plan, logits, self._sampler)
+        self._commit(plan, batch, result.accepted)
+        return result
 
     @torch.inference_mode()
     def score(self, plan: StepPlan) -> Tensor:
@@ -90,7 +111,8 @@ class ModelRunner:
     def _forward(self, plan: StepPlan, *, all_logits: bool = False) -> tuple[Tensor, StepBatch]:
         self._begin(plan)
         device = self.arena.pages.device
-        batch = build_batch(plan, self._step_metadata, self.arena.layout.page_tokens, device, all_logits=all_logits)
+        page_tokens, token_ids = self.arena.layout.page_tokens, self._token_ids(plan)
+        batch = build_batch(plan, self._step_metadata, page_tokens, device, token_ids, all_logits=all_logits)
         hidden = self._observed(plan, batch) if self._observers else self.model.forward(batch, self.arena.views)
         return hidden, batch
 
@@ -104,6 +126,21 @@ class ModelRunner:
         self._copy(plan.copies)
         if self._mover:
             self._mover.load(plan.transfers.loads)
+
+    def _commit(self, plan: StepPlan, batch: StepBatch, accepted: list[int]) -> None:
+        """Leave the states of the sequences that verified as after what was accepted."""
+        kept = torch.tensor(accepted, dtype=torch.int32, device=self.arena.pages.device) + 1
+        _verifying(self.model).commit(batch, self.arena.views, kept)
+
+    def _token_ids(self, plan: StepPlan) -> Tensor:
+        """The step's tokens on the device, those that an earlier step sampled among them."""
+        token_ids = torch.from_numpy(plan.token_ids).to(self.arena.pages.device)
+        late = np.flatnonzero(plan.token_ids[: plan.num_decodes] == NOT_YET)
+        if late.size:
+            index = torch.from_numpy(late).to(token_ids.device)
+            token_ids = token_ids.clone()  # the plan stays as it is
+            token_ids[index] = self._sampler.last_tokens(plan.rows[late])
+        return token_ids
 
     def _observed(self, plan: StepPlan, batch: StepBatch) -> Tensor:
         views = self.arena.views
@@ -130,3 +167,9 @@ class ModelRunner:
             device = self.arena.pages.device
             src, dst = torch.from_numpy(copies.src).to(device), torch.from_numpy(copies.dst).to(device)
             self._copy_pages(self.arena.pages, src, dst)
+
+
+def _verifying(model: StepModel) -> VerifyingModel:
+    if not isinstance(model, VerifyingModel):
+        raise RuntimeError(f"a step has drafts, and {type(model).__name__} verifies none")
+    return model

@@ -195,11 +195,10 @@ class TierSession:
                 self._fail(load, "timeout")
         elif isinstance(found, str):
             self._fail(load, found)
-        elif not self._make_room(load, found, num_tokens, reserve):
-            if late or not self._store.row_pages - self._held(load):
-                self._fail(load, "no_room")
-        else:
+        elif self._make_room(load, found, num_tokens, reserve):
             self._send(load, found)
+        elif late or self._could_run(load, num_tokens, reserve):
+            self._fail(load, "no_room")
 
     def _make_room(self, load: _Load, found: Fetched, num_tokens: int, reserve: int) -> bool:
         """Take runs for a prefix; False, with nothing taken, when its sequence could then not be admitted."""
@@ -261,9 +260,10 @@ class TierSession:
         self._store.drop_from_row(load.shared)
         load.shared = load.shared[:0]
 
-    def _held(self, load: _Load) -> int:
-        """An upper bound of the pages that are held for a load while it is fetched."""
-        return load.shared.size
+    def _could_run(self, load: _Load, num_tokens: int, reserve: int) -> bool:
+        """Whether the sequence would be admitted if it did not wait, or nobody will give back memory for it."""
+        fresh = self.shape.pages_for(num_tokens) - load.shared.size
+        return self._store.room >= fresh + self._store.run + reserve or not (reserve or self._moving)
 
     def _pages_of(self, run: int) -> np.ndarray:
         return np.arange(run * self._store.run, (run + 1) * self._store.run, dtype=np.int64)
