@@ -93,17 +93,19 @@ def _build(settings: ServeSettings) -> ServerState:
     from k3hal.serve.state import ServerConfig, ServerState
 
     defaults: dict[str, Any] = {}
+    plan: dict[str, Any] | None = None
     if settings.engine is not None:
         engine, tokenizer = _replay(settings)
         name = "replay"
     else:
         from k3hal.debug.arm import armed
+        from k3hal.dispatch.plan_file import plan_json
         from k3hal.engine.build import build_engine
 
         with armed(os.environ):
             built = build_engine(settings.model, **settings.engine_options())
         engine, tokenizer, name = built.engine, built.tokenizer, built.model_name
-        defaults = dict(built.generation_defaults)
+        defaults, plan = dict(built.generation_defaults), plan_json(built.plan)
     config = ServerConfig(
         model_names=tuple(settings.served_model_name or [name]),
         api_keys=tuple(settings.api_key or []),
@@ -114,6 +116,8 @@ def _build(settings: ServeSettings) -> ServerState:
         kimi_strict_params=settings.kimi_strict_params,
         # A replay answers request k with line k: a warm-up request would take the first line.
         warm_up=settings.engine is None,
+        page=settings.page == "on",
+        plan=plan,
     )
     return ServerState(engine, tokenizer, config)
 

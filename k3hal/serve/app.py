@@ -24,6 +24,7 @@ from k3hal.serve.completions import completions
 from k3hal.serve.error_shapes import error_response
 from k3hal.serve.http_errors import HttpError, from_k3hal, json_response, raise_if_failed
 from k3hal.serve.messages.endpoint import count_tokens, messages
+from k3hal.serve.page import add_page
 from k3hal.serve.request_info import RequestInfos
 from k3hal.serve.router import DisconnectedError
 from k3hal.serve.state import ServerState, new_id
@@ -56,6 +57,8 @@ def create_app(state: ServerState) -> FastAPI:
         app.add_route(path, _bind(state, handler), methods=["POST"])
     for path, handler in _GETS.items():
         app.add_route(path, _bind(state, handler), methods=["GET"])
+    if state.config.page:
+        add_page(app, state)
     _add_error_handlers(app, state)
     return app
 

@@ -26,6 +26,7 @@ class ServeSettings(Settings):
     drain_timeout: NonNegativeFloat = 30.0
     unknown_fields: Literal["ignore", "refuse"] = "ignore"
     kimi_strict_params: bool = False
+    page: Literal["on", "off"] = "on"
 
     @field_validator("api_key", "served_model_name", mode="before")
     @classmethod
@@ -36,7 +37,7 @@ class ServeSettings(Settings):
             raise ValueError("must not be empty")
         return values or None
 
-    @field_validator("metrics_compat", mode="before")
+    @field_validator("metrics_compat", "page", mode="before")
     @classmethod
     def _yaml_switch(cls, value: Any) -> Any:
         """YAML reads a bare on or off as a boolean."""

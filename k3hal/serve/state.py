@@ -36,6 +36,10 @@ class ServerConfig:
     keep_alive: float = 15.0
     """Seconds between comments on a stream that waits for its first token."""
     warm_up: bool = True
+    page: bool = True
+    """Whether the page at `/` is served."""
+    plan: Mapping[str, Any] | None = None
+    """The dispatch plan in the form of a plan file, for the page; None where the engine has none."""
 
 
 class ServerState:
