@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import openai
@@ -19,7 +20,7 @@ from k3hal.engine.replay_file import ReplayLine
 from k3hal.model.synthetic_vocab import synthetic_ranks
 from k3hal.serve.server import Server, bind, url_of
 from k3hal.serve.state import ServerConfig, ServerState
-from k3hal.serve.xtml import Segment, close_tag, element, encode
+from k3hal.serve.xtml import Segment, close_tag, element, encode, open_tag
 from k3hal.tokenizer import END_OF_MSG, Tokenizer
 
 TOKENIZER = Tokenizer(synthetic_ranks())
@@ -77,6 +78,30 @@ def turn() -> Callable[..., ReplayLine]:
 
 
 @pytest.fixture(scope="session")
+def calling() -> Callable[..., ReplayLine]:
+    """`calling(reasoning, content, *calls, **replay fields)`: a turn that ends in calls, each a name and its arguments.
+
+    Arguments are `{key: (type, text)}`, or one raw text.
+    """
+
+    def make(reasoning: str, content: str, *calls: tuple[str, Any], **fields) -> ReplayLine:
+        parts = [Segment(reasoning), *close_tag("think"), *element("response", content), *open_tag("tools")]
+        for index, (name, arguments) in enumerate(calls, start=1):
+            parts += open_tag("call", ("tool", name), ("index", str(index)))
+            if isinstance(arguments, str):
+                parts += [*open_tag("json", ("type", "object")), Segment(arguments), *close_tag("json")]
+            else:
+                for key, (kind, value) in arguments.items():
+                    head = open_tag("argument", ("key", key), ("type", kind))
+                    parts += [*head, Segment(value), *close_tag("argument")]
+            parts += close_tag("call")
+        parts += [*close_tag("tools"), *close_tag("message"), Segment(END_OF_MSG, True)]
+        return ReplayLine(tuple(encode(parts, TOKENIZER)), **fields)
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def plain() -> Callable[..., ReplayLine]:
     """`plain(text, **replay fields)`: ordinary text as a replay line, without an end token."""
     return lambda text, **fields: ReplayLine(tuple(TOKENIZER.encode_ordinary(text)), **fields)
@@ -126,3 +151,29 @@ def api() -> Iterator[Scripted]:
         yield scripted
         scripted.http.close()
         scripted.openai.close()
+
+
+@pytest.fixture
+def show(browser: Any) -> Iterator[Callable[..., Any]]:
+    """`show(url, **context options)`: the page; at the end no script failed and nothing was asked of anybody else."""
+    troubles: list[str] = []
+    contexts: list[Any] = []
+
+    def opened(url: str, **options: Any) -> Any:
+        context = browser.new_context(reduced_motion="reduce", **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        # The browser's own note on a refusal, which the tests that provoke one look at in the page.
+        expected = ("Failed to load resource: the server responded", "Failed to load resource: net::ERR")
+        page.on("console", lambda note: None if note.text.startswith(expected) else troubles.append(note.text))
+        page.on("request", lambda request: None if request.url.startswith(url) else troubles.append(request.url))
+        page.goto(url)
+        page.wait_for_selector("#model:not(:empty)")
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert troubles == []

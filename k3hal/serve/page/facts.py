@@ -62,7 +62,7 @@ def live(state: ServerState) -> dict[str, Any]:
         "time": time.monotonic(),
         "started": state.created,
         "status": "ready" if state.ready else "draining" if state.draining else "starting",
-        "needs_key": bool(state.config.api_keys),
+        "needs_key": state.keys.guards,
         **{name: _total(families[metric]) for name, metric in _FIGURES.items()},
         "latency": {name: _histogram(families[metric]) for name, metric in _LATENCIES.items()},
     }

@@ -1,4 +1,4 @@
-"""The page at `/` in a real browser, over a real server: what its user sees, types, clicks and sends.
+"""The page's chat in a real browser, over a real server: what its user sees, types, clicks and sends.
 
 Needs playwright (`pip install k3hal[browser]`) and a Chromium: the one `CHROMIUM` names, or one on the path.
 """
@@ -6,116 +6,14 @@ Needs playwright (`pip install k3hal[browser]`) and a Chromium: the one `CHROMIU
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
-import httpx
 import pytest
 
 from k3hal.engine.replay_file import ReplayLine
-from k3hal.serve.xtml import Segment, close_tag, element, encode, open_tag
-from k3hal.tokenizer import END_OF_MSG
 
 from .conftest import TOKENIZER, Scripted
-
-Show = Callable[..., Any]
-HOSTILE = "<img src=x onerror='window.broken = 1'><script>window.broken = 2</script>&amp;<b>\u202e\"'`${1}"
-TOOLS = '[{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "maximum": 1.0}}}]'
-PLAN = {
-    "schema": "k3hal.op_plan/1",
-    "device": "cpu",
-    "model": HOSTILE,
-    "dtype": "bfloat16",
-    "policy": "warn",
-    "machine": {"vendor": "cpu", "arch": "x86_64"},
-    "entries": [
-        {"op": op, "layers": layers, "phase": phase, "provider": provider, "backend": "cpu", "level": level}
-        | {"composed": False, "reference": provider == "reference", "reasons": [HOSTILE], "dims": {"n": n}, "parts": {}}
-        for n, (op, layers, phase, provider, level) in enumerate(
-            [
-                ("kda_decode", [0, 1, 2, 4], "decode", "cpu.native", "E5"),
-                ("kda_decode", [6], "decode", "cpu.native", "E5"),
-                ("sample", [], "any", "reference", "E3"),
-                ("odd", [1], "any", HOSTILE, "E9"),
-            ]
-        )
-    ],
-}
-
-
-@pytest.fixture
-def show(browser: Any) -> Iterator[Show]:
-    """`show(url, **context options)`: the page; at the end no script failed and nothing was asked of anybody else."""
-    troubles: list[str] = []
-    contexts: list[Any] = []
-
-    def opened(url: str, **options: Any) -> Any:
-        context = browser.new_context(reduced_motion="reduce", **options)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(10_000)
-        page.on("pageerror", lambda error: troubles.append(str(error)))
-        # The browser's own note on a refusal, which the tests that provoke one look at in the page.
-        expected = ("Failed to load resource: the server responded", "Failed to load resource: net::ERR")
-        page.on("console", lambda note: None if note.text.startswith(expected) else troubles.append(note.text))
-        page.on("request", lambda request: None if request.url.startswith(url) else troubles.append(request.url))
-        page.goto(url)
-        page.wait_for_selector("#model:not(:empty)")
-        return page
-
-    yield opened
-    for context in contexts:
-        context.close()
-    assert troubles == []
-
-
-def calls(reasoning: str, content: str, *calls: tuple[str, dict[str, tuple[str, str]]], **fields: Any) -> ReplayLine:
-    """A turn that ends in calls, each a name and `{key: (type, text)}`."""
-    parts = [Segment(reasoning), *close_tag("think"), *element("response", content), *open_tag("tools")]
-    for index, (name, arguments) in enumerate(calls, start=1):
-        parts += open_tag("call", ("tool", name), ("index", str(index)))
-        for key, (kind, value) in arguments.items():
-            parts += [*open_tag("argument", ("key", key), ("type", kind)), Segment(value), *close_tag("argument")]
-        parts += close_tag("call")
-    parts += [*close_tag("tools"), *close_tag("message"), Segment(END_OF_MSG, True)]
-    return ReplayLine(tuple(encode(parts, TOKENIZER)), **fields)
-
-
-def ask(page: Any, text: str) -> None:
-    page.get_by_label("Message", exact=True).fill(text)
-    page.keyboard.press("Enter")
-
-
-def settled(page: Any) -> None:
-    page.wait_for_selector("#log[aria-busy=false] .turn.answer .foot:not(:empty), #log[aria-busy=false] .error")
-
-
-def until(page: Any, condition: str) -> None:
-    """Wait for a script's value: playwright's own way of it needs `eval`, which the page forbids."""
-    end = time.monotonic() + 10
-    while not page.evaluate(condition):
-        assert time.monotonic() < end, condition
-        page.wait_for_timeout(20)
-
-
-def answer_once(page: Any, **answer: Any) -> None:
-    """What the next chat request gets in place of the server's answer."""
-    page.route("**/v1/chat/completions", lambda route: route.fulfill(**answer), times=1)
-
-
-def bodies(page: Any) -> list[dict[str, Any]]:
-    """The chat requests that the page sends from now on, as they are sent."""
-    sent: list[dict[str, Any]] = []
-    path = "/v1/chat/completions"
-    page.on("request", lambda request: sent.append(request.post_data_json) if request.url.endswith(path) else None)
-    return sent
-
-
-def set_tools(page: Any, text: str = TOOLS) -> None:
-    page.get_by_role("button", name="Settings").click()
-    page.get_by_label("Tools").fill(text)
-    page.get_by_role("button", name="Settings").click()
+from .page_driver import HOSTILE, PLAN, Show, answer_once, ask, bodies, set_tools, settled, until
 
 
 def test_an_answer_is_streamed_with_its_thinking_folded(api: Scripted, turn: Any, show: Show) -> None:
@@ -138,12 +36,12 @@ def test_an_answer_is_streamed_with_its_thinking_folded(api: Scripted, turn: Any
     assert page.get_by_role("button", name="Send", exact=True).is_visible()
 
 
-def test_the_conversation_is_sent_back_unchanged(api: Scripted, turn: Any, show: Show) -> None:
+def test_the_conversation_is_sent_back_unchanged(api: Scripted, turn: Any, calling: Any, show: Show) -> None:
     page = show(api.server.url)
     sent = bodies(page)
     set_tools(page)
     api.script(
-        calls("I need f.", " Wait.\n", ("f", {"x": ("number", "1.0")}), ("f", {"y": ("string", "<b>")})),
+        calling("I need f.", " Wait.\n", ("f", {"x": ("number", "1.0")}), ("f", {"y": ("string", "<b>")})),
         turn("", "Done."),
         turn("", "Bye."),
     )
@@ -249,8 +147,8 @@ def test_a_wrong_setting_is_shown_and_nothing_is_sent(
     assert sent == []
 
 
-def test_markup_stays_text_wherever_it_comes_from(running: Any, show: Show) -> None:
-    line = calls(HOSTILE, HOSTILE, (HOSTILE, {HOSTILE: ("string", HOSTILE)}))
+def test_markup_stays_text_wherever_it_comes_from(running: Any, calling: Any, show: Show) -> None:
+    line = calling(HOSTILE, HOSTILE, (HOSTILE, {HOSTILE: ("string", HOSTILE)}))
     with running([line], model_names=(HOSTILE,), plan=PLAN) as server:
         page = show(server.url)
         set_tools(page)
@@ -326,10 +224,10 @@ def test_a_new_chat_stops_the_old_one(running: Any, turn: Any, show: Show) -> No
         assert page.locator(".turn").count() == 2 and page.locator(".end").count() == 0
 
 
-def test_a_call_that_was_cut_off_is_shown_and_not_kept(api: Scripted, turn: Any, show: Show) -> None:
+def test_a_call_that_was_cut_off_is_shown_and_not_kept(api: Scripted, turn: Any, calling: Any, show: Show) -> None:
     page = show(api.server.url)
     set_tools(page)
-    whole = calls("", "Now.", ("f", {"x": ("string", "abc")}), ("f", {"y": ("string", "defg")}))
+    whole = calling("", "Now.", ("f", {"x": ("string", "abc")}), ("f", {"y": ("string", "defg")}))
     api.script(ReplayLine(whole.ids[:-40]), turn("", "Yes."))
     ask(page, "Hi")
     settled(page)
@@ -377,34 +275,6 @@ def test_a_full_queue_says_when_to_try_again(running: Any, turn: Any, show: Show
         two.wait_for_selector(".turn.answer > .text:visible")
 
 
-def test_a_server_that_starts_drains_goes_and_comes_back(running: Any, turn: Any, show: Show) -> None:
-    with running([turn("", "a")]) as server:
-        page = show(server.url)
-        status, trouble = page.locator("#status"), page.locator("#trouble")
-        page.wait_for_selector("#status.good")
-        assert trouble.is_hidden()
-        live = httpx.get(f"{server.url}/page/live").json()
-        page.route("**/page/live", lambda route: route.fulfill(json=live | {"status": "starting"}))
-        page.wait_for_selector("text=Warming up")
-        assert "warming up" in trouble.inner_text()
-        page.unroute("**/page/live")
-        server.state.draining = True
-        page.wait_for_selector("text=Shutting down")
-        ask(page, "Hi")
-        page.wait_for_selector(".error")
-        assert page.locator(".error .kind").inner_text().startswith("503 · ")
-        page.route("**/page/live", lambda route: route.abort())
-        page.wait_for_selector("#status.bad")
-        assert status.inner_text() == "No answer" and "keeps asking" in trouble.inner_text()
-        server.state.draining = False
-        page.unroute("**/page/live")
-        page.wait_for_selector("#status.good")
-        assert trouble.is_hidden()
-        page.get_by_role("button", name="Try again").click()
-        settled(page)
-        assert page.locator(".turn.answer > .text").inner_text() == "a"
-
-
 def test_a_stream_that_breaks_off_is_no_answer(api: Scripted, turn: Any, show: Show) -> None:
     page = show(api.server.url)
     chunk = {"choices": [{"index": 0, "delta": {"content": "Half"}, "finish_reason": None}]}
@@ -419,108 +289,6 @@ def test_a_stream_that_breaks_off_is_no_answer(api: Scripted, turn: Any, show: S
     page.get_by_role("button", name="Try again").click()
     page.wait_for_selector("text=Whole.")
     assert [message["role"] for message in sent[0]["messages"]] == ["user", "user"]
-
-
-def test_charts_follow_the_server(api: Scripted, turn: Any, show: Show) -> None:
-    page = show(api.server.url)
-    chart = page.locator(".plot").nth(2)
-    before = api.server.state.engine.stats().generation_tokens
-    api.script(turn("", "word " * 60, step_s=0.02))
-    ask(page, "Hi")
-    until(page, "/tokens [1-9]/.test(document.querySelectorAll('.plot')[2].getAttribute('aria-label'))")
-    assert page.get_by_role("img", name="Requests").get_attribute("aria-label") == "Requests, now: running 1, waiting 0"
-    settled(page)
-    until(page, "/: mean \\d/.test(document.querySelectorAll('.plot')[6].getAttribute('aria-label'))")
-    assert page.locator("#charts path.line[d*=L]").count() >= 5
-    assert chart.get_attribute("aria-label").startswith("Generated, now: tokens ")
-    chart.focus()
-    page.keyboard.press("ArrowLeft")
-    assert " s ago: tokens " in chart.get_attribute("aria-label")
-    page.keyboard.press("Tab")
-    assert ", now: " in chart.get_attribute("aria-label")
-    made = api.server.state.engine.stats().generation_tokens - before
-    until(page, f"document.getElementById('totals').textContent.includes('{before + made:,} token')")
-
-
-def test_the_plan_shows_each_operator_s_provider_and_evidence(running: Any, turn: Any, show: Show) -> None:
-    with running([turn("", "a")], plan=PLAN) as server:
-        page = show(server.url)
-        rows = [row.locator("th, td").all_inner_texts() for row in page.locator("#plan tbody tr").all()]
-        assert rows[0] == ["kda_decodedecode", "cpu.native", "E5", "0–2, 4, 6"]
-        assert rows[1] == ["sample", "referencereference", "E3", "–"]
-        assert len(rows) == 3 and rows[2][2] == "E9"
-        assert page.locator(".levels dd").all_inner_texts() == [
-            "1 × performance measured on the device",
-            "1 × operator conformance on the device",
-        ]
-
-
-def test_an_engine_without_a_plan_says_so(api: Scripted, show: Show) -> None:
-    assert "has no dispatch plan" in show(api.server.url).locator("#plan").inner_text()
-
-
-def test_keys_alone_do_everything(api: Scripted, turn: Any, show: Show) -> None:
-    page = show(api.server.url)
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.className") == "skip"
-    page.keyboard.press("Enter")
-    assert page.evaluate("document.activeElement.id") == "message"
-    page.keyboard.type("One")
-    page.keyboard.press("Shift+Enter")
-    page.keyboard.type("Two")
-    api.script(turn("Hm.", "Yes."))
-    page.keyboard.press("Enter")
-    settled(page)
-    assert page.locator(".turn.user").inner_text() == "One\nTwo"
-    assert page.evaluate("document.activeElement.id") == "message"
-    seen = set()
-    for _ in range(80):
-        page.keyboard.press("Tab")
-        seen.add(page.evaluate("document.activeElement.textContent || document.activeElement.id"))
-        ring = page.evaluate("document.activeElement === document.body || "
-                             "getComputedStyle(document.activeElement).outlineStyle")  # fmt: skip
-        assert ring in (True, "solid")
-    assert {"Dark", "Settings", "New chat", "Copy"} <= seen
-    names = page.evaluate(
-        "[...document.querySelectorAll('button, input, select, textarea, summary')]"
-        ".filter((e) => e.checkVisibility() && !(e.ariaLabel || e.textContent.trim() || e.labels?.length)).map((e) => e.outerHTML)"
-    )
-    assert names == []
-
-
-def test_light_and_dark_can_be_switched(api: Scripted, show: Show) -> None:
-    page = show(api.server.url, color_scheme="light")
-    ground = "getComputedStyle(document.body).backgroundColor"
-    light = page.evaluate(ground)
-    page.get_by_role("button", name="Switch between light and dark").click()
-    assert page.evaluate(ground) != light
-    page.get_by_role("button", name="Switch between light and dark").click()
-    assert page.evaluate(ground) == light
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_is_readable_and_nothing_is_wider_than_the_screen(
-    running: Any, turn: Any, show: Show, low_contrast: Callable[[Any], list[str]], scheme: str
-) -> None:
-    line = calls("Thought " * 60, "x" * 400, ("f", {"k" * 120: ("string", "v" * 300)}))
-    with running([line], plan=PLAN, api_keys=("k",)) as server:
-        page = show(server.url, color_scheme=scheme)
-        page.get_by_label("API key").fill("k")
-        set_tools(page)
-        ask(page, "y" * 300)
-        settled(page)
-        page.locator(".thinking summary").click()
-        page.get_by_label("API key").fill("wrong")
-        page.get_by_role("button", name="Settings").click()
-        page.get_by_label("System prompt").fill("z" * 300)
-        page.get_by_role("button", name="Send result").click()
-        page.wait_for_selector(".error")
-        assert low_contrast(page) == []
-        for width in (320, 390, 820, 1440):
-            page.set_viewport_size({"width": width, "height": 800})
-            assert page.evaluate("document.documentElement.scrollWidth") <= width
-            assert page.locator("#chat").evaluate("(e) => e.scrollWidth <= e.clientWidth")
-            assert page.locator("#log").evaluate("(e) => e.scrollWidth <= e.clientWidth")
 
 
 def test_the_newest_text_stays_in_sight_until_the_reader_scrolls(running: Any, turn: Any, show: Show) -> None:
