@@ -27,7 +27,8 @@ class Generation:
     def __init__(self, router: Router, request_ids: Sequence[str]) -> None:
         self._router = router
         self._unfinished = dict(zip(request_ids, range(len(request_ids)), strict=True))
-        self._queue: asyncio.Queue[EngineOutput | None] = asyncio.Queue()
+        self._arrived: list[EngineOutput | None] = []
+        self._wake: asyncio.Future[None] | None = None
 
     @property
     def unfinished(self) -> bool:
@@ -35,9 +36,10 @@ class Generation:
 
     async def next(self) -> list[Increment]:
         """Wait for outputs and return all there are, in order. Raises `DisconnectedError` once the client is gone."""
-        outputs = [await self._queue.get()]
-        while not self._queue.empty():
-            outputs.append(self._queue.get_nowait())
+        if not self._arrived:
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
+        outputs, self._arrived = self._arrived, []
         increments: list[Increment] = []
         for output in outputs:
             if output is None:
@@ -50,8 +52,11 @@ class Generation:
             increments.append(Increment(index, output))
         return increments
 
-    def put(self, output: EngineOutput) -> None:
-        self._queue.put_nowait(output)
+    def put(self, output: EngineOutput | None) -> None:
+        """Deliver an output, or None once the client is gone; runs on the event loop."""
+        self._arrived.append(output)
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
 
     def stop(self, index: int) -> None:
         """Abort one sequence because its answer is complete; nothing more of it is delivered."""
@@ -63,7 +68,7 @@ class Generation:
     def disconnect(self) -> None:
         """The client is gone: abort now and wake whoever waits in `next`."""
         self.close()
-        self._queue.put_nowait(None)
+        self.put(None)
 
     def close(self) -> None:
         self._router.drop(list(self._unfinished))
@@ -120,6 +125,11 @@ class Router:
         self._open.discard(generation)
         if not self._open:
             self._empty.set()
+
+    @property
+    def open_requests(self) -> int:
+        """HTTP requests that are being answered."""
+        return len(self._open)
 
     def abort_all(self) -> None:
         """Abort everything that runs; each request still gets its last output."""

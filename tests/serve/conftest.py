@@ -15,6 +15,7 @@ import httpx
 import openai
 import pytest
 
+from k3hal.engine.interface import Engine
 from k3hal.engine.replay import ReplayEngine
 from k3hal.engine.replay_file import ReplayLine
 from k3hal.model.synthetic_vocab import synthetic_ranks
@@ -32,7 +33,7 @@ class RunningServer:
     url: str
     server: Server
     state: ServerState
-    engine: ReplayEngine
+    engine: Engine
 
     def client(self, **options) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=20, **options)
@@ -41,9 +42,15 @@ class RunningServer:
 @contextlib.contextmanager
 def _running(lines: Sequence[ReplayLine], limits: dict[str, int] | None = None, **config) -> Iterator[RunningServer]:
     """Serve `lines` on a thread of its own until the block ends."""
-    engine = ReplayEngine(lines, TOKENIZER, **(limits or {}))
+    with _serving(ReplayEngine(lines, TOKENIZER, **(limits or {})), TOKENIZER, **config) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def _serving(engine: Engine, tokenizer: Tokenizer, **config) -> Iterator[RunningServer]:
+    """The same with an engine that is there already."""
     settings = {"model_names": ("k3", "alias"), "warm_up": False, **config}
-    state = ServerState(engine, TOKENIZER, ServerConfig(**settings))
+    state = ServerState(engine, tokenizer, ServerConfig(**settings))
     ready = threading.Event()
     server = Server(state, announce=lambda _: ready.set(), begun=time.monotonic())
     with bind("127.0.0.1", 0) as sock:
@@ -63,6 +70,12 @@ def _running(lines: Sequence[ReplayLine], limits: dict[str, int] | None = None, 
 def running() -> Callable[..., contextlib.AbstractContextManager[RunningServer]]:
     """`with running(lines, limits, **config) as server`."""
     return _running
+
+
+@pytest.fixture(scope="session")
+def serving() -> Callable[..., contextlib.AbstractContextManager[RunningServer]]:
+    """`with serving(engine, tokenizer, **config) as server`."""
+    return _serving
 
 
 @pytest.fixture(scope="session")
