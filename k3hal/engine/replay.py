@@ -27,8 +27,8 @@ from k3hal.tokenizer import Tokenizer
 
 DEFAULT_CONTEXT = 1_048_576
 
-# A step takes this long at least: like an engine, the replay hands over what falls into one step together. Woken for each
-# token of many streams it would spend more on waking up than a server spends on the tokens.
+# A step takes this long at least: as in an engine, what falls into one step is handed over together. Woken for each
+# token of many streams, the replay would spend more on waking up than a server spends on the tokens.
 _STEP_S = 0.002
 
 

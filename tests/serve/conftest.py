@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -15,7 +18,6 @@ import httpx
 import openai
 import pytest
 
-from k3hal.engine.interface import Engine
 from k3hal.engine.replay import ReplayEngine
 from k3hal.engine.replay_file import ReplayLine
 from k3hal.model.synthetic_vocab import synthetic_ranks
@@ -33,32 +35,27 @@ class RunningServer:
     url: str
     server: Server
     state: ServerState
-    engine: Engine
+    engine: ReplayEngine
 
     def client(self, **options) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=20, **options)
 
 
 @contextlib.contextmanager
-def _running(lines: Sequence[ReplayLine], limits: dict[str, int] | None = None, **config) -> Iterator[RunningServer]:
-    """Serve `lines` on a thread of its own until the block ends."""
-    with _serving(ReplayEngine(lines, TOKENIZER, **(limits or {})), TOKENIZER, **config) as server:
-        yield server
-
-
-@contextlib.contextmanager
-def _serving(engine: Engine, tokenizer: Tokenizer, **config) -> Iterator[RunningServer]:
-    """The same with an engine that is there already."""
-    settings = {"model_names": ("k3", "alias"), "warm_up": False, **config}
+def _serving(
+    engine: Any, tokenizer: Tokenizer, *, tls: Any = None, traces: Any = None, **config
+) -> Iterator[RunningServer]:
+    """Serve `engine` on a thread of its own until the block ends."""
+    settings = {"model_names": ("k3", "alias"), "warm_up": "off", **config}
     state = ServerState(engine, tokenizer, ServerConfig(**settings))
     ready = threading.Event()
-    server = Server(state, announce=lambda _: ready.set(), begun=time.monotonic())
+    server = Server(state, announce=lambda _: ready.set(), begun=time.monotonic(), tls=tls, traces=traces)
     with bind("127.0.0.1", 0) as sock:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, name="server")
         thread.start()
         try:
-            assert ready.wait(20)
-            yield RunningServer(url_of(sock), server, state, engine)
+            assert ready.wait(60)
+            yield RunningServer(url_of(sock, "https" if tls else "http"), server, state, engine)
         finally:
             state.router.abort_all()
             server.should_exit = True
@@ -66,15 +63,19 @@ def _serving(engine: Engine, tokenizer: Tokenizer, **config) -> Iterator[Running
             assert not thread.is_alive()
 
 
+def _running(lines: Sequence[ReplayLine], engine_limits: dict[str, int] | None = None, **options):
+    return _serving(ReplayEngine(lines, TOKENIZER, **(engine_limits or {})), TOKENIZER, **options)
+
+
 @pytest.fixture(scope="session")
 def running() -> Callable[..., contextlib.AbstractContextManager[RunningServer]]:
-    """`with running(lines, limits, **config) as server`."""
+    """`with running(lines, engine_limits, **config) as server`: a replay."""
     return _running
 
 
 @pytest.fixture(scope="session")
 def serving() -> Callable[..., contextlib.AbstractContextManager[RunningServer]]:
-    """`with serving(engine, tokenizer, **config) as server`."""
+    """`with serving(engine, tokenizer, **config) as server`: any engine."""
     return _serving
 
 
@@ -164,3 +165,27 @@ def api() -> Iterator[Scripted]:
         yield scripted
         scripted.http.close()
         scripted.openai.close()
+
+
+class Command:
+    """`k3hal` in a process of its own."""
+
+    def __init__(self, *args):
+        code = "import sys; from k3hal.cli import main; sys.exit(main())"
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-c", code, *map(str, args)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+
+    def finish(self):
+        out, err = self.process.communicate(timeout=30)
+        return self.process.returncode, out, err
+
+
+@pytest.fixture(scope="session")
+def k3hal() -> type[Command]:
+    """`k3hal(*args)` starts the command; `finish()` waits for it and returns its exit code, output and errors."""
+    return Command

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
+from k3hal.backends.nvidia._flashinfer import BLACKWELL, PACKAGE, SINCE_0_6_18, SOURCE, workspace
 from k3hal.backends.nvidia._library import PRIORITY, Function, unless, usable
 from k3hal.backends.nvidia.flash_mla import mla_sizes, needed_pages
 from k3hal.dispatch import Answer, Call, Needs, provides
 
-NEEDS = Needs(
-    packages={"flashinfer-python": ">=0.6.18,<0.8"}, dtypes=("bfloat16",), arch=("sm_100", "sm_103")
-)  # fmt: skip
-WORKSPACE = 128 << 20
+NEEDS = Needs(packages={PACKAGE: SINCE_0_6_18}, dtypes=("bfloat16",), arch=BLACKWELL)
 NOPE = 128
 DECODE = Function(
     "flashinfer.mla",
@@ -23,7 +19,7 @@ DECODE = Function(
         "query", "kv_cache", "workspace_buffer", "qk_nope_head_dim", "kv_lora_rank", "qk_rope_head_dim",
         "block_tables", "seq_lens", "max_seq_len", "bmm1_scale", "bmm2_scale", "backend",
     ),
-    "flashinfer-python 0.7.2.post1",
+    SOURCE,
 )  # fmt: skip
 _TILES = ((8, 8), (32, 16))
 """Up to so many heads, the kernels' rows of heads; 64 beyond."""
@@ -40,19 +36,13 @@ def _supports(call: Call) -> Answer:
     return usable(call, (DECODE,), _heads(call), *mla_sizes(call, (32, 64), ("bfloat16",)))
 
 
-@cache
-def _workspace(device: torch.device) -> Tensor:
-    """Zeroed once: the kernels count in it, and leave the counters at zero."""
-    return torch.zeros(WORKSPACE, dtype=torch.uint8, device=device)
-
-
 @provides("mla_decode", name="flashinfer", needs=NEEDS, supports=_supports, priority=PRIORITY)
 def mla_decode(q: Tensor, kv_cache: Tensor, page_table: Tensor, seq_lens: Tensor, scale: float, kv_lora: int) -> Tensor:
     """See the operator."""
     pages = needed_pages(page_table, seq_lens, kv_cache.shape[1])
     out = DECODE(
         query=q.unsqueeze(1).contiguous(), kv_cache=kv_cache.unsqueeze(1),
-        workspace_buffer=_workspace(q.device), qk_nope_head_dim=NOPE, kv_lora_rank=kv_lora,
+        workspace_buffer=workspace("mla_decode", q.device), qk_nope_head_dim=NOPE, kv_lora_rank=kv_lora,
         qk_rope_head_dim=q.shape[-1] - kv_lora, block_tables=pages, seq_lens=seq_lens,
         max_seq_len=page_table.shape[1] * kv_cache.shape[1], bmm1_scale=scale, bmm2_scale=1.0, backend="trtllm-gen",
     )  # fmt: skip
