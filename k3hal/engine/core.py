@@ -185,6 +185,7 @@ class EngineCore:
             prefix=self.scheduler.cache.stats,
             cached_usage=self.scheduler.cache.cached_usage,
             tier=self.scheduler.cache.tier_stats,
+            dead=self.dead,
         )
 
     def _refuse_if_dead(self) -> None:

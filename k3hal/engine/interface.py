@@ -93,7 +93,7 @@ class EngineStats:
     """A snapshot for metrics. Counters only grow.
 
     `kv_usage` is the share of the cache that running sequences hold, `cached_usage` what is kept for others. `tier` is
-    None without an external tier.
+    None without an external tier. `dead` says why an engine that failed for good will answer nothing any more.
     """
 
     num_running: int = 0
@@ -107,6 +107,7 @@ class EngineStats:
     prefix: CacheStats = field(default_factory=CacheStats)
     cached_usage: float = 0.0
     tier: TierStats | None = None
+    dead: str | None = None
 
 
 OutputCallback = Callable[[Sequence[EngineOutput]], None]
