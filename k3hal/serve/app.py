@@ -22,6 +22,7 @@ from k3hal.serve.completions import completions
 from k3hal.serve.error_shapes import error_response
 from k3hal.serve.http_errors import HttpError, from_k3hal, json_response
 from k3hal.serve.messages.endpoint import count_tokens, messages
+from k3hal.serve.openapi import openapi
 from k3hal.serve.request_info import RequestInfos, info_of
 from k3hal.serve.responses.endpoint import cancel_response, delete_response, get_response, input_tokens, responses
 from k3hal.serve.router import DisconnectedError
@@ -137,6 +138,10 @@ async def _metrics(state: ServerState, _: Request) -> Response:
     return Response(state.metrics.render(), media_type=_METRICS_TYPE)
 
 
+async def _openapi(_: ServerState, __: Request) -> Response:
+    return json_response(openapi())
+
+
 async def _version(_: ServerState, __: Request) -> Response:
     return json_response({"version": __version__})
 
@@ -164,6 +169,7 @@ _GETS: dict[str, Handler] = {
     "/ready": _ready,
     "/metrics": _metrics,
     "/version": _version,
+    "/openapi.json": _openapi,
 }
 
 

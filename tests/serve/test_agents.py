@@ -1,6 +1,11 @@
 """Agent frameworks and clients of other languages, against a real server whose model is a replay."""
 
 import asyncio
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -60,3 +65,22 @@ def test_openai_agents_call_their_tools(running, calling, turn, agents, api_of, 
     assert '<|open|>message role="tool" tool="add" index="2"<|sep|>9<|close|>' in prompts[1]
     if api_of == "responses":
         assert "<|open|>think<|sep|>Two sums.<|close|>think" in prompts[1]
+
+
+def test_the_clients_of_node_understand_the_server(running, calling, turn):
+    node, script = shutil.which("node"), Path(__file__).with_name("node_clients.cjs")
+    probe = [node or "", "-e", "require('openai'); require('@anthropic-ai/sdk')"]
+    if node is None or subprocess.run(probe, capture_output=True, env=os.environ, check=False).returncode:
+        pytest.skip("needs node, and npm's openai and @anthropic-ai/sdk in a folder on NODE_PATH")
+    call = calling("Sum.", "", ("add", {"a": ("number", "1e2"), "b": ("string", 'x"\n')}), ("add", {}))
+    with running([turn("Well.", "Hello"), call, turn("Hm.", "There"), call]) as server:
+        done = subprocess.run([node, script, server.url], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    blocks = [["thinking", "Sum."], ["tool_use", {"a": 100, "b": 'x"\n'}], ["tool_use", {}]]
+    assert json.loads(done.stdout) == {
+        "chat": {"content": "Hello", "reasoning": "Well."},
+        "calls": {"reason": "tool_calls", "calls": [["add", '{"a":1e2,"b":"x\\"\\n"}'], ["add", "{}"]]},
+        "response": {"status": "completed", "text": "There"},
+        "message": {"reason": "tool_use", "blocks": blocks},
+        "refusal": [404, "model_not_found", True],
+    }
