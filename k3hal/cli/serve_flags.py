@@ -66,6 +66,7 @@ SERVER_FLAGS: dict[str, Any] = {
     "kimi_strict_params": _flag(
         bool, "kimi-strict-params", None, "Refuse sampling parameters that Moonshot's hosted API refuses."
     ),
+    "page": _flag(str, "page", "on|off", "Serve the page at /: chat, live figures, dispatch plan.  [default: on]"),
 }
 """Flags of the HTTP server by the name of their setting."""
 

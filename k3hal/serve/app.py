@@ -23,6 +23,7 @@ from k3hal.serve.error_shapes import error_response
 from k3hal.serve.http_errors import HttpError, from_k3hal, json_response
 from k3hal.serve.messages.endpoint import count_tokens, messages
 from k3hal.serve.openapi import openapi
+from k3hal.serve.page import add_page
 from k3hal.serve.request_info import RequestInfos, info_of
 from k3hal.serve.responses.endpoint import cancel_response, delete_response, get_response, input_tokens, responses
 from k3hal.serve.router import DisconnectedError
@@ -72,6 +73,8 @@ def create_app(state: ServerState, traces: TracerProvider | None = None) -> Fast
     for path, handler in _GETS.items():
         app.add_route(path, _bind(state, handler), methods=["GET"])
     app.add_route("/v1/responses/{name}", _bind(state, delete_response), methods=["DELETE"])
+    if state.config.page:
+        add_page(app, state)
     _add_error_handlers(app, state)
     return app
 

@@ -56,6 +56,10 @@ class ServerConfig:
     log_prompts: bool = False
     max_stored_responses: int = 256
     max_stored_bytes: int = 256 * 1024 * 1024
+    page: bool = True
+    """Whether the page at `/` is served."""
+    plan: Mapping[str, Any] | None = None
+    """The dispatch plan in the form of a plan file, for the page; None where the engine has none."""
 
 
 class ServerState:

@@ -33,6 +33,7 @@ def document(server: Any) -> dict[str, Any]:
 
 def test_every_route_is_in_the_document(server: Any, document: dict[str, Any]) -> None:
     routes = [route for route in server.server.config.app.routes if isinstance(route, Route)]
+    routes = [route for route in routes if route.path != "/" and not route.path.startswith("/page")]  # for people
     served = {(route.path.replace(":path", ""), method.lower()) for route in routes for method in route.methods or ()}
     told = {(path, method) for path, operations in document["paths"].items() for method in operations}
     untold = {path for path, method in served - told if method != "head"}
@@ -68,7 +69,7 @@ def check(document: dict[str, Any], server: Any, path: str, examples: int) -> No
 
 @pytest.mark.parametrize("path", PATHS)
 def test_no_body_breaks_an_endpoint(document: dict[str, Any], server: Any, path: str) -> None:
-    check(document, server, path, examples=10)
+    check(document, server, path, examples=6)
 
 
 @pytest.mark.nightly
