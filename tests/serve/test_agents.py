@@ -84,3 +84,46 @@ def test_the_clients_of_node_understand_the_server(running, calling, turn):
         "message": {"reason": "tool_use", "blocks": blocks},
         "refusal": [404, "model_not_found", True],
     }
+
+
+def coding_agent(running, calling, turn, tmp_path, command, tool, environment):
+    """Let an agent write a file with its own tool; the prompts of the two turns it takes."""
+    call = calling("I must look.", "", (tool[0], {tool[1]: ("string", "echo k3-was-here > out.txt")}))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "work").mkdir()
+    with running([call, turn("Done.", "All done.")]) as server:
+        prompts = []
+        submit = server.engine.submit
+        server.engine.submit = lambda r: (prompts.append(server.state.tokenizer.decode(r.prompt_token_ids)), submit(r))[
+            1
+        ]
+        env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path / "home"), **environment(server.url)}
+        quiet: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": 120, "check": False}
+        done = subprocess.run(command(server.url), cwd=tmp_path / "work", env=env, **quiet)
+    assert (done.returncode, "All done." in done.stdout) == (0, True), done.stderr
+    assert (tmp_path / "work" / "out.txt").read_text() == "k3-was-here\n"
+    assert "<|open|>think<|sep|>I must look.<|close|>think" in prompts[1]
+
+
+@pytest.mark.nightly
+def test_claude_code(running, calling, turn, tmp_path):
+    claude = shutil.which("claude") or pytest.skip("needs npm's @anthropic-ai/claude-code on PATH")
+    names = {"ANTHROPIC_API_KEY": "none", "ANTHROPIC_MODEL": "k3", "ANTHROPIC_SMALL_FAST_MODEL": "k3",
+             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "IS_SANDBOX": "1"}  # fmt: skip
+    coding_agent(
+        running, calling, turn, tmp_path, lambda _: [claude, "-p", "go", "--permission-mode", "bypassPermissions"],
+        ("Bash", "command"), lambda url: {"ANTHROPIC_BASE_URL": url, **names},
+    )  # fmt: skip
+
+
+@pytest.mark.nightly
+def test_codex(running, calling, turn, tmp_path):
+    codex = shutil.which("codex") or pytest.skip("needs npm's @openai/codex on PATH")
+
+    def command(url):
+        provider = f'{{name="k3hal",base_url="{url}/v1",wire_api="responses"}}'
+        settings = ("model=k3", "model_provider=k3hal", f"model_providers.k3hal={provider}")
+        flags = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
+        return [codex, "exec", *flags, *(word for setting in settings for word in ("-c", setting)), "go"]
+
+    coding_agent(running, calling, turn, tmp_path, command, ("exec_command", "cmd"), lambda _: {})
