@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from k3hal.engine.cache.keys import NO_CONTEXT
 from k3hal.engine.flights import Flights
 from k3hal.engine.request import Request
+from k3hal.engine.step_plan import StepPlan, StepResult
 from k3hal.llm import LLM
 from k3hal.sampling_params import SamplingParams
 
@@ -129,6 +130,30 @@ def test_a_failed_step_takes_along_what_was_planned_on_it_and_no_more(depth: int
     harness.run()
     assert harness.reason("a") == "error"
     assert harness.tokens("b") == greedy_by_hand(PROMPT[::-1], LONG, 58)[0]
+    harness.assert_clean()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_an_interrupt_passes_through_and_leaves_an_engine_that_works(depth: int) -> None:
+    harness = Harness(async_depth=depth, num_runs=12, policy="interval:4")
+    for name in ("a", "b"):
+        harness.add(name, [*PROMPT, len(name)], LONG)
+    for _ in range(4):
+        harness.step()
+    execute = harness.runner.execute
+
+    def interrupted(plan: StepPlan) -> StepResult:
+        harness.runner.execute = execute
+        raise KeyboardInterrupt
+
+    harness.runner.execute = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        harness.run()
+    harness.keep(harness.core.abort_all())
+    assert not harness.core.has_work and not harness.cache.usage
+    harness.add("next", PROMPT, LONG)
+    harness.run()
+    assert harness.tokens("next") == greedy_by_hand(PROMPT, LONG, 58)[0]
     harness.assert_clean()
 
 
