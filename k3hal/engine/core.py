@@ -113,8 +113,8 @@ class EngineCore:
         requests = {request.id: request for request in others} | self._requests
         self._requests = {}
         self.scheduler.running, self.scheduler.waiting, self.scheduler.leaving = [], [], []
-        for _ in self.flights.drop():
-            self.scheduler.give_up()
+        self.flights.drop()
+        self.scheduler.give_up()
         for request in requests.values():
             request.finish_reason, request.error = "error", reason
         return [_output(request) for request in requests.values()]
@@ -228,7 +228,7 @@ class EngineCore:
 
     def _lose(self, flight: Flight) -> None:
         """Nobody knows what a step did, nor those planned on it: what they touched is not to be trusted."""
-        lost = [flight, *self.flights.drop()]
+        lost = self.flights.drop(flight)
         copied = any(len(one.plan.copies) for one in lost)
         for request in [request for one in lost for request in one.requests]:
             request.spoilt = True

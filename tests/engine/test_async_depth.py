@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,28 @@ def stops_at(prompt: list[int], number: int) -> SamplingParams:
     answer = greedy_by_hand(prompt, LONG, 58)[0]
     assert answer[number - 1] not in answer[: number - 1]
     return SamplingParams(temperature=0.0, max_tokens=22, stop_token_ids=(answer[number - 1],), ignore_eos=True)
+
+
+def test_a_step_that_runs_on_a_thread_is_waited_for_when_it_is_dropped() -> None:
+    flights, begun, go, ran = Flights(2), threading.Event(), threading.Event(), []
+    harness = Harness()
+    harness.add("a", PROMPT, LONG)
+    scheduled = harness.scheduler.schedule()
+    assert scheduled is not None
+
+    def execute(plan: StepPlan) -> StepResult:
+        begun.set()
+        assert go.wait(10)
+        ran.append(plan.epoch)
+        return StepResult(plan.epoch, [0])
+
+    for _ in range(2):
+        flights.start(execute, *scheduled)
+    assert begun.wait(10)
+    threading.Timer(0.05, go.set).start()
+    assert len(flights.drop(flights.land())) == 2
+    assert ran == [0]
+    flights.close()
 
 
 def test_steps_run_on_a_thread_in_the_order_of_their_plans() -> None:
