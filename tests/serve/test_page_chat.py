@@ -211,6 +211,23 @@ def test_stop_keeps_what_was_said_and_ends_the_request(running: Any, turn: Any, 
         assert sent[0]["messages"][1] == {"role": "assistant", "content": said}
 
 
+def test_an_answer_cut_off_while_thinking_is_kept_as_far_as_it_came(api: Scripted, turn: Any, show: Show) -> None:
+    page = show(api.server.url)
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Max tokens").fill("5")
+    api.script(turn("A long thought.", "No."), turn("", "Yes."))
+    ask(page, "Hi")
+    settled(page)
+    assert page.locator(".end").inner_text() == "cut off at the limit of tokens"
+    thought = page.locator(".thinking .text").text_content()
+    assert thought and "A long thought.".startswith(thought)
+    page.get_by_label("Max tokens").fill("")
+    sent = bodies(page)
+    ask(page, "Go on")
+    page.wait_for_selector("text=Yes.")
+    assert sent[0]["messages"][1] == {"role": "assistant", "content": "", "reasoning_content": thought}
+
+
 def test_a_new_chat_stops_the_old_one(running: Any, turn: Any, show: Show) -> None:
     with running([turn("", "word " * 400, step_s=0.02), turn("", "Fresh.")]) as server:
         page = show(server.url)
@@ -279,8 +296,13 @@ def test_a_stream_that_breaks_off_is_no_answer(api: Scripted, turn: Any, show: S
     page = show(api.server.url)
     chunk = {"choices": [{"index": 0, "delta": {"content": "Half"}, "finish_reason": None}]}
     failure = {"error": {"message": "the engine failed", "type": "server_error", "param": None, "code": None}}
-    for events, problem in [([chunk], "ended before"), ([chunk, failure], "the engine failed")]:
-        answer_once(page, body="".join(f"data: {json.dumps(one)}\n\n" for one in events))
+    first, last = f"data: {json.dumps(chunk)}\n\n", f"data: {json.dumps(failure)}\n\n"
+    for body, problem in [
+        (first, "ended before"),
+        (first + last, "the engine failed"),
+        (first + "data: <html>\n\n", "not JSON"),
+    ]:
+        answer_once(page, body=body)
         ask(page, "Hi")
         page.wait_for_selector(f".error >> text={problem}")
         assert page.locator(".turn.answer").last.inner_text().startswith("Half\nbroken off")
@@ -288,7 +310,7 @@ def test_a_stream_that_breaks_off_is_no_answer(api: Scripted, turn: Any, show: S
     api.script(turn("", "Whole."))
     page.get_by_role("button", name="Try again").click()
     page.wait_for_selector("text=Whole.")
-    assert [message["role"] for message in sent[0]["messages"]] == ["user", "user"]
+    assert [message["role"] for message in sent[0]["messages"]] == ["user"] * 3
 
 
 def test_the_newest_text_stays_in_sight_until_the_reader_scrolls(running: Any, turn: Any, show: Show) -> None:

@@ -43,6 +43,42 @@ def test_a_server_that_starts_drains_goes_and_comes_back(running: Any, turn: Any
         assert page.locator(".turn.answer > .text").inner_text() == "a"
 
 
+def _asked(page: Any, path: str) -> list[str]:
+    """The requests for `path` from now on."""
+    seen: list[str] = []
+    page.on("request", lambda request: seen.append(request.url) if request.url.endswith(path) else None)
+    return seen
+
+
+def test_nothing_is_asked_while_nobody_looks(api: Scripted, show: Show) -> None:
+    page = show(api.server.url)
+    hide = "(hidden) => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });"
+    hide += " document.dispatchEvent(new Event('visibilitychange')); }"
+    page.evaluate(hide, True)
+    page.wait_for_timeout(300)  # one that was under way
+    asked = _asked(page, "/page/live")
+    page.wait_for_timeout(2500)
+    assert asked == []
+    page.evaluate(hide, False)
+    page.wait_for_timeout(2500)
+    assert 2 <= len(asked) <= 4
+
+
+def test_another_server_at_the_same_place_is_read_anew(api: Scripted, show: Show) -> None:
+    page = show(api.server.url)
+    live, about = (httpx.get(f"{api.server.url}/page/{name}").json() for name in ("live", "about"))
+    asked = _asked(page, "/page/about")
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("System prompt").fill("Kept.")
+    page.route("**/page/about", lambda route: route.fulfill(json=about | {"models": ["new"], "started": 7}))
+    page.route("**/page/live", lambda route: route.fulfill(json=live | {"started": 7}))
+    page.wait_for_selector("text=serves new")
+    page.wait_for_timeout(1500)
+    assert len(asked) == 1
+    assert page.get_by_label("System prompt").input_value() == "Kept."
+    assert page.locator("#settings select").count() == 1
+
+
 def test_charts_follow_the_server(api: Scripted, turn: Any, show: Show) -> None:
     page = show(api.server.url)
     chart = page.locator(".plot").nth(2)
@@ -68,9 +104,9 @@ def test_the_plan_shows_each_operator_s_provider_and_evidence(running: Any, turn
     with running([turn("", "a")], plan=PLAN) as server:
         page = show(server.url)
         rows = [row.locator("th, td").all_inner_texts() for row in page.locator("#plan tbody tr").all()]
-        assert rows[0] == ["kda_decodedecode", "cpu.native", "E5", "0–2, 4, 6"]
-        assert rows[1] == ["sample", "referencereference", "E3", "–"]
-        assert len(rows) == 3 and rows[2][2] == "E9"
+        assert rows[0] == ["kda_decodedecode", "E5", "cpu.native", "0–2, 4, 6"]
+        assert rows[1] == ["sample", "E3", "referencereference", "–"]
+        assert len(rows) == 3 and rows[2][1] == "E9"
         assert page.locator(".levels dd").all_inner_texts() == [
             "1 × performance measured on the device",
             "1 × operator conformance on the device",

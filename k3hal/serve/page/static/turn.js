@@ -4,7 +4,7 @@ import { copyButton, count, h, number, seconds } from "./dom.js";
 import { indented, isJson } from "./json.js";
 
 const ENDS = {
-  length: "cut off: no tokens were left",
+  length: "cut off at the limit of tokens",
   content_filter: "cut off by a filter",
 };
 
@@ -178,9 +178,9 @@ export class AnswerTurn {
     ].map((text) => h("span", {}, text));
   }
 
-  /** Whether anything was said that belongs to the conversation. */
+  /** Whether anything was thought or said, and so belongs to the conversation. */
   get said() {
-    return Boolean(this.content.text) || this.whole.length > 0;
+    return Boolean(this.reasoning.text || this.content.text) || this.whole.length > 0;
   }
 
   get whole() {
