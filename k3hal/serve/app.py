@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -17,38 +16,40 @@ from starlette.responses import Response
 
 from k3hal import __version__
 from k3hal.errors import K3HALError
-from k3hal.sampling_params import SamplingParams
 from k3hal.serve.auth import ApiKeyGuard
 from k3hal.serve.chat import chat_completions, render
-from k3hal.serve.chat_prompt import render_chat
 from k3hal.serve.completions import completions
 from k3hal.serve.error_shapes import error_response
-from k3hal.serve.http_errors import HttpError, from_k3hal, json_response, raise_if_failed
+from k3hal.serve.http_errors import HttpError, from_k3hal, json_response
 from k3hal.serve.messages.endpoint import count_tokens, messages
 from k3hal.serve.page import add_page
 from k3hal.serve.request_info import RequestInfos
 from k3hal.serve.responses.endpoint import cancel_response, delete_response, get_response, input_tokens, responses
 from k3hal.serve.router import DisconnectedError
-from k3hal.serve.state import ServerState, new_id
+from k3hal.serve.state import ServerState
 from k3hal.serve.tokens import detokenize, tokenize
+from k3hal.serve.tracing import Traces
+from k3hal.serve.warm_up import warm_up
 
-_LOG = logging.getLogger("k3hal.serve")
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Handler = Callable[[ServerState, Request], Awaitable[Response]]
 
 
-def create_app(state: ServerState) -> FastAPI:
+def create_app(state: ServerState, traces: TracerProvider | None = None) -> FastAPI:
     """The application of a server that has not started yet; its lifespan starts and closes the engine."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         state.router.start()
-        warm_up = asyncio.create_task(_warm_up(state))
+        warmed = asyncio.create_task(warm_up(state, app))
         try:
             yield
         finally:
-            warm_up.cancel()
+            warmed.cancel()
             state.drain()
             await asyncio.to_thread(state.engine.close)
 
@@ -63,6 +64,8 @@ def create_app(state: ServerState) -> FastAPI:
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "X-Ignored-Fields", "Retry-After"],
         )
+    if traces is not None:
+        app.add_middleware(Traces, provider=traces)
     app.add_middleware(RequestInfos)
     for path, handler in _POSTS.items():
         app.add_route(path, _bind(state, handler), methods=["POST"])
@@ -73,28 +76,6 @@ def create_app(state: ServerState) -> FastAPI:
         add_page(app, state)
     _add_error_handlers(app, state)
     return app
-
-
-async def _warm_up(state: ServerState) -> None:
-    """Answer a short chat once, so that the first client does not pay for what is made on first use.
-
-    If that fails the server stays unready and its log says why.
-    """
-    if state.config.warm_up:
-        prompt = render_chat({"messages": [{"role": "user", "content": "Hello"}]}, state.config.thinking)
-        ids = prompt.ids(state.tokenizer)[: state.engine.info.max_model_len - 1]
-        try:
-            generation = state.submit(new_id("warmup-"), [ids], SamplingParams(max_tokens=4), None)
-            try:
-                while generation.unfinished:
-                    for _, output in await generation.next():
-                        raise_if_failed(output)
-            finally:
-                generation.close()
-        except (K3HALError, HttpError) as error:
-            _LOG.error("the warm-up request failed, so the server is not ready: %s", error)
-            return
-    state.warmed_up()
 
 
 async def _models(state: ServerState, _: Request) -> Response:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from k3hal.engine.interface import Engine, EngineOutput, EngineRequest
 from k3hal.errors import RequestError
+from k3hal.serve.http_errors import HttpError
 
 
 class DisconnectedError(Exception):
@@ -28,20 +29,24 @@ class Generation:
         self._router = router
         self._unfinished = dict(zip(request_ids, range(len(request_ids)), strict=True))
         self._queue: asyncio.Queue[EngineOutput | None] = asyncio.Queue()
+        self._end: Exception = DisconnectedError()
 
     @property
     def unfinished(self) -> bool:
         return bool(self._unfinished)
 
     async def next(self) -> list[Increment]:
-        """Wait for outputs and return all there are, in order. Raises `DisconnectedError` once the client is gone."""
+        """Wait for outputs and return all there are, in order.
+
+        Raises `DisconnectedError` once the client is gone, and a 504 once the time is over.
+        """
         outputs = [await self._queue.get()]
         while not self._queue.empty():
             outputs.append(self._queue.get_nowait())
         increments: list[Increment] = []
         for output in outputs:
             if output is None:
-                raise DisconnectedError
+                raise self._end
             index = self._unfinished.get(output.request_id)
             if index is None:
                 continue
@@ -64,6 +69,14 @@ class Generation:
         """The client is gone: abort now and wake whoever waits in `next`."""
         self.close()
         self._queue.put_nowait(None)
+
+    def expire_after(self, seconds: float) -> asyncio.TimerHandle:
+        """Abort after that time, unless the handle is cancelled before."""
+        return asyncio.get_running_loop().call_later(seconds, self._expire, seconds)
+
+    def _expire(self, seconds: float) -> None:
+        self._end = HttpError(504, f"the answer took longer than {seconds:g} s", kind="timeout_error", code="timeout")
+        self.disconnect()
 
     def close(self) -> None:
         self._router.drop(list(self._unfinished))

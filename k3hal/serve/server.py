@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import time
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
 from k3hal.errors import UsageError
 from k3hal.serve.app import create_app
+from k3hal.serve.protocol import bounded
 from k3hal.serve.state import ServerState
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
 
 # After running requests are aborted, how long their last words may take.
 _ABORT_GRACE = 5.0
@@ -36,9 +42,24 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def url_of(sock: socket.socket) -> str:
+def url_of(sock: socket.socket, scheme: str = "http") -> str:
     host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def tls_context(certificate: Path, key: Path | None, client_ca: Path | None) -> ssl.SSLContext:
+    """A context for servers; with `client_ca`, clients must show a certificate of it. Raises `UsageError`."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certificate, key, password="")  # never ask for one on the terminal
+        if client_ca is not None:
+            context.load_verify_locations(client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ValueError) as error:  # SSLError is an OSError
+        reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+        files = ", ".join(str(file) for file in (certificate, key, client_ca) if file is not None)
+        raise UsageError(f"TLS cannot be set up with {files}: {reason}") from None
+    return context
 
 
 class Server(uvicorn.Server):
@@ -47,18 +68,32 @@ class Server(uvicorn.Server):
     They have `drain_timeout` seconds; then they are aborted. A second signal aborts at once.
     """
 
-    def __init__(self, state: ServerState, announce: Callable[[str], None], begun: float) -> None:
+    def __init__(
+        self,
+        state: ServerState,
+        announce: Callable[[str], None],
+        begun: float,
+        *,
+        tls: ssl.SSLContext | None = None,
+        traces: TracerProvider | None = None,
+    ) -> None:
         """`announce` takes the line that says where and since when; `begun` is the monotonic time of the start."""
+        config = state.config
         super().__init__(
             uvicorn.Config(
-                create_app(state),
-                log_level="warning",
+                create_app(state, traces),
+                http=bounded(config.head_timeout, config.write_timeout),
+                log_config=None,
                 access_log=False,
+                server_header=False,
                 ws="none",
                 lifespan="on",
+                timeout_keep_alive=config.idle_timeout,  # type: ignore[arg-type]
                 timeout_graceful_shutdown=int(_ABORT_GRACE),
+                ssl_context_factory=None if tls is None else lambda _, __: tls,
             )
         )
+        self._scheme = "http" if tls is None else "https"
         self._state = state
         self._announce = announce
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -90,7 +125,7 @@ class Server(uvicorn.Server):
             if self._state.draining:
                 return
             await asyncio.sleep(0.02)
-        where = ", ".join(map(url_of, sockets))
+        where = ", ".join(url_of(sock, self._scheme) for sock in sockets)
         names = ", ".join(self._state.config.model_names)
         self._announce(f"k3hal: serving {names} on {where} (ready after {time.monotonic() - self._begun:.1f} s)")
 

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from k3hal.engine.interface import Engine, EngineRequest, PrefixContext
 from k3hal.errors import DrainingError
@@ -19,6 +19,8 @@ from k3hal.serve.responses.store import ResponseStore
 from k3hal.serve.router import Generation, Router
 from k3hal.serve.thinking import ThinkingDefaults
 from k3hal.tokenizer import END_OF_MSG, Tokenizer
+
+WarmUp = Literal["off", "quick", "full"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,14 @@ class ServerConfig:
     drain_timeout: float = 30.0
     keep_alive: float = 15.0
     """Seconds between comments on a stream that waits for its first token."""
-    warm_up: bool = True
+    warm_up: WarmUp = "quick"
+    request_timeout: float | None = None
+    """Seconds that an answer may take, its waiting included."""
+    write_timeout: float = 60.0
+    head_timeout: float = 30.0
+    idle_timeout: float = 5.0
+    """Seconds: of a client that does not read, of a request's head, of a connection between requests."""
+    log_prompts: bool = False
     max_stored_responses: int = 256
     max_stored_bytes: int = 256 * 1024 * 1024
     page: bool = True

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -39,19 +42,26 @@ class RunningServer:
 
 
 @contextlib.contextmanager
-def _running(lines: Sequence[ReplayLine], limits: dict[str, int] | None = None, **config) -> Iterator[RunningServer]:
+def _running(
+    lines: Sequence[ReplayLine],
+    engine_limits: dict[str, int] | None = None,
+    *,
+    tls: Any = None,
+    traces: Any = None,
+    **config,
+) -> Iterator[RunningServer]:
     """Serve `lines` on a thread of its own until the block ends."""
-    engine = ReplayEngine(lines, TOKENIZER, **(limits or {}))
-    settings = {"model_names": ("k3", "alias"), "warm_up": False, **config}
+    engine = ReplayEngine(lines, TOKENIZER, **(engine_limits or {}))
+    settings = {"model_names": ("k3", "alias"), "warm_up": "off", **config}
     state = ServerState(engine, TOKENIZER, ServerConfig(**settings))
     ready = threading.Event()
-    server = Server(state, announce=lambda _: ready.set(), begun=time.monotonic())
+    server = Server(state, announce=lambda _: ready.set(), begun=time.monotonic(), tls=tls, traces=traces)
     with bind("127.0.0.1", 0) as sock:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, name="server")
         thread.start()
         try:
             assert ready.wait(20)
-            yield RunningServer(url_of(sock), server, state, engine)
+            yield RunningServer(url_of(sock, "https" if tls else "http"), server, state, engine)
         finally:
             state.router.abort_all()
             server.should_exit = True
@@ -61,7 +71,7 @@ def _running(lines: Sequence[ReplayLine], limits: dict[str, int] | None = None, 
 
 @pytest.fixture(scope="session")
 def running() -> Callable[..., contextlib.AbstractContextManager[RunningServer]]:
-    """`with running(lines, limits, **config) as server`."""
+    """`with running(lines, engine_limits, **config) as server`."""
     return _running
 
 
@@ -151,6 +161,30 @@ def api() -> Iterator[Scripted]:
         yield scripted
         scripted.http.close()
         scripted.openai.close()
+
+
+class Command:
+    """`k3hal` in a process of its own."""
+
+    def __init__(self, *args):
+        code = "import sys; from k3hal.cli import main; sys.exit(main())"
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-c", code, *map(str, args)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+
+    def finish(self):
+        out, err = self.process.communicate(timeout=30)
+        return self.process.returncode, out, err
+
+
+@pytest.fixture(scope="session")
+def k3hal() -> type[Command]:
+    """`k3hal(*args)` starts the command; `finish()` waits for it and returns its exit code, output and errors."""
+    return Command
 
 
 @pytest.fixture
