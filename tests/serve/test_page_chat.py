@@ -80,6 +80,23 @@ def test_the_conversation_is_sent_back_unchanged(api: Scripted, turn: Any, calli
     assert third[len(second) :] == [{"role": "assistant", "content": "Done."}, {"role": "user", "content": "Thanks"}]
 
 
+def test_a_long_answer_is_whole_on_the_page_and_in_the_history(running: Any, turn: Any, show: Show) -> None:
+    text = (
+        "\n" + "".join(f"{'  ' * (n % 3)}line {n} <i>\n{chr(10) * (n % 2)}" for n in range(700)) + "x" * 9000 + "\nend"
+    )
+    with running([turn(text, text, per_step=50), turn("", "Yes.")]) as server:
+        page = show(server.url)
+        ask(page, "Hi")
+        settled(page)
+        page.locator(".thinking summary").click()
+        assert page.locator(".thinking .text").inner_text() == page.locator(".turn.answer > .text").inner_text() == text
+        assert page.locator(".turn.answer > .text > div").count() > 2
+        sent = bodies(page)
+        ask(page, "Go on")
+        page.wait_for_selector("text=Yes.")
+        assert sent[0]["messages"][1] == {"role": "assistant", "content": text, "reasoning_content": text}
+
+
 def test_settings_are_what_is_sent(api: Scripted, turn: Any, show: Show) -> None:
     page = show(api.server.url)
     requests: list[str] = []
