@@ -23,7 +23,7 @@ from k3hal.serve.error_shapes import error_response
 from k3hal.serve.http_errors import HttpError, from_k3hal, json_response
 from k3hal.serve.messages.endpoint import count_tokens, messages
 from k3hal.serve.page import add_page
-from k3hal.serve.request_info import RequestInfos
+from k3hal.serve.request_info import RequestInfos, info_of
 from k3hal.serve.responses.endpoint import cancel_response, delete_response, get_response, input_tokens, responses
 from k3hal.serve.router import DisconnectedError
 from k3hal.serve.state import ServerState
@@ -105,8 +105,11 @@ def _model(state: ServerState, name: str) -> dict[str, Any]:
     }
 
 
-async def _health(_: ServerState, __: Request) -> Response:
-    return json_response({"status": "ok"})
+async def _health(state: ServerState, _: Request) -> Response:
+    dead = state.engine.stats().dead
+    return json_response(
+        {"status": "ok"} if dead is None else {"status": "dead", "reason": dead}, 200 if dead is None else 503
+    )
 
 
 async def _load(state: ServerState, _: Request) -> Response:
@@ -126,9 +129,11 @@ async def _no_embeddings(_: ServerState, __: Request) -> Response:
 
 
 async def _ready(state: ServerState, _: Request) -> Response:
+    if state.engine.stats().dead is not None:
+        return json_response({"status": "dead"}, 503)
     if state.ready:
         return json_response({"status": "ready"})
-    return json_response({"status": "draining" if state.draining else "starting"}, 503)
+    return json_response({"status": "draining" if state.leaving else "starting"}, 503)
 
 
 async def _metrics(state: ServerState, _: Request) -> Response:
@@ -198,6 +203,7 @@ def _add_error_handlers(app: FastAPI, state: ServerState) -> None:
     async def crash(request: Request, _: Exception) -> Response:
         # Starlette logs the traceback after this answer.
         refusal = HttpError(500, "internal error; the server's log has the details", kind="server_error")
+        refusal.headers["X-Request-Id"] = info_of(request).id  # made outside of what adds it to other answers
         return error_response(refusal, request.url.path)
 
     app.add_exception_handler(K3HALError, ours)

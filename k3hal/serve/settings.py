@@ -27,6 +27,7 @@ class ServeSettings(Settings):
     prefix_match_unit: PositiveInt | None = None
     prefix_cache_retention_interval: PositiveInt | None = None
     metrics_compat: Literal["on", "off"] = "on"
+    drain_delay: NonNegativeFloat = 0.0
     drain_timeout: NonNegativeFloat = 30.0
     unknown_fields: Literal["ignore", "refuse"] = "ignore"
     kimi_strict_params: bool = False
@@ -75,8 +76,8 @@ class ServeSettings(Settings):
         self, name: str, generation_defaults: Mapping[str, Any], device: str, plan: Mapping[str, Any] | None = None
     ) -> ServerConfig:
         """How the server behaves; `name` is the checkpoint's, `plan` the dispatch plan's JSON where a model runs."""
-        same = ("drain_timeout", "kimi_strict_params", "api_key_file", "max_body_bytes", "body_timeout", "log_prompts",
-                "request_timeout", "write_timeout", "idle_timeout", "max_stored_responses")  # fmt: skip
+        same = ("drain_delay", "drain_timeout", "kimi_strict_params", "api_key_file", "max_body_bytes", "body_timeout",
+                "log_prompts", "request_timeout", "write_timeout", "idle_timeout", "max_stored_responses")  # fmt: skip
         return ServerConfig(
             model_names=tuple(self.served_model_name or [name]),
             api_keys=tuple(self.api_key or []),

@@ -41,6 +41,8 @@ class ServerConfig:
     max_body_bytes: int = 64 * 1024 * 1024
     body_timeout: float = 60.0
     """Seconds that a client may take to send a body."""
+    drain_delay: float = 0.0
+    """Seconds between being told to stop, when `/ready` turns, and refusing new requests."""
     drain_timeout: float = 30.0
     keep_alive: float = 15.0
     """Seconds between comments on a stream that waits for its first token."""
@@ -61,7 +63,7 @@ class ServerConfig:
 
 
 class ServerState:
-    """The running server. Whether it is `ready` or `draining` changes over its life; the rest does not."""
+    """The running server. Whether it is `ready`, `leaving` or `draining` changes over its life; the rest does not."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, config: ServerConfig) -> None:
         self.engine = engine
@@ -72,6 +74,7 @@ class ServerState:
         self.metrics = Metrics(engine, config.model_names[0], compat=config.metrics_compat)
         self.responses = ResponseStore(config.max_stored_responses, config.max_stored_bytes)
         self.created = int(time.time())
+        self.leaving = False
         self.draining = False
         self._warm = False
         self._end_of_message = tokenizer.special(END_OF_MSG)
@@ -79,16 +82,21 @@ class ServerState:
     @property
     def ready(self) -> bool:
         """Whether the server wants traffic: warmed up and not shutting down."""
-        return self._warm and not self.draining
+        return self._warm and not self.leaving
 
     def warmed_up(self) -> None:
         self._warm = True
         self.metrics.ready = True
 
+    def leave(self) -> None:
+        """Want no more traffic, but answer what still comes: whoever sends it learns of that from `/ready`."""
+        self.leaving = True
+        self.metrics.ready = False
+
     def drain(self) -> None:
         """Refuse new requests from now on."""
+        self.leave()
         self.draining = True
-        self.metrics.ready = False
 
     def model_name(self, asked: str | None) -> str:
         """The model a request means; 404 if it is not served here."""

@@ -42,25 +42,19 @@ class RunningServer:
 
 
 @contextlib.contextmanager
-def _running(
-    lines: Sequence[ReplayLine],
-    engine_limits: dict[str, int] | None = None,
-    *,
-    tls: Any = None,
-    traces: Any = None,
-    **config,
+def _serving(
+    engine: Any, tokenizer: Tokenizer, *, tls: Any = None, traces: Any = None, **config
 ) -> Iterator[RunningServer]:
-    """Serve `lines` on a thread of its own until the block ends."""
-    engine = ReplayEngine(lines, TOKENIZER, **(engine_limits or {}))
+    """Serve `engine` on a thread of its own until the block ends."""
     settings = {"model_names": ("k3", "alias"), "warm_up": "off", **config}
-    state = ServerState(engine, TOKENIZER, ServerConfig(**settings))
+    state = ServerState(engine, tokenizer, ServerConfig(**settings))
     ready = threading.Event()
     server = Server(state, announce=lambda _: ready.set(), begun=time.monotonic(), tls=tls, traces=traces)
     with bind("127.0.0.1", 0) as sock:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, name="server")
         thread.start()
         try:
-            assert ready.wait(20)
+            assert ready.wait(60)
             yield RunningServer(url_of(sock, "https" if tls else "http"), server, state, engine)
         finally:
             state.router.abort_all()
@@ -69,10 +63,20 @@ def _running(
             assert not thread.is_alive()
 
 
+def _running(lines: Sequence[ReplayLine], engine_limits: dict[str, int] | None = None, **options):
+    return _serving(ReplayEngine(lines, TOKENIZER, **(engine_limits or {})), TOKENIZER, **options)
+
+
 @pytest.fixture(scope="session")
 def running() -> Callable[..., contextlib.AbstractContextManager[RunningServer]]:
-    """`with running(lines, engine_limits, **config) as server`."""
+    """`with running(lines, engine_limits, **config) as server`: a replay."""
     return _running
+
+
+@pytest.fixture(scope="session")
+def serving() -> Callable[..., contextlib.AbstractContextManager[RunningServer]]:
+    """`with serving(engine, tokenizer, **config) as server`: any engine."""
+    return _serving
 
 
 @pytest.fixture(scope="session")
