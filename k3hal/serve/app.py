@@ -129,11 +129,8 @@ async def _no_embeddings(_: ServerState, __: Request) -> Response:
 
 
 async def _ready(state: ServerState, _: Request) -> Response:
-    if state.engine.stats().dead is not None:
-        return json_response({"status": "dead"}, 503)
-    if state.ready:
-        return json_response({"status": "ready"})
-    return json_response({"status": "draining" if state.leaving else "starting"}, 503)
+    status = state.status
+    return json_response({"status": status}, 200 if status == "ready" else 503)
 
 
 async def _metrics(state: ServerState, _: Request) -> Response:

@@ -84,6 +84,14 @@ class ServerState:
         """Whether the server wants traffic: warmed up and not shutting down."""
         return self._warm and not self.leaving
 
+    @property
+    def status(self) -> Literal["dead", "ready", "draining", "starting"]:
+        if self.engine.stats().dead is not None:
+            return "dead"
+        if self.ready:
+            return "ready"
+        return "draining" if self.leaving else "starting"
+
     def warmed_up(self) -> None:
         self._warm = True
         self.metrics.ready = True

@@ -26,7 +26,11 @@ def test_a_server_that_starts_drains_goes_and_comes_back(running: Any, turn: Any
         page.wait_for_selector("text=Warming up")
         assert "warming up" in trouble.inner_text()
         page.unroute("**/page/live")
-        server.state.draining = True
+        page.route("**/page/live", lambda route: route.fulfill(json=live | {"status": "dead"}))
+        page.wait_for_selector("text=Engine failed")
+        assert "The engine has failed" in trouble.inner_text()
+        page.unroute("**/page/live")
+        server.state.drain()
         page.wait_for_selector("text=Shutting down")
         ask(page, "Hi")
         page.wait_for_selector(".error")
@@ -34,7 +38,7 @@ def test_a_server_that_starts_drains_goes_and_comes_back(running: Any, turn: Any
         page.route("**/page/live", lambda route: route.abort())
         page.wait_for_selector("#status.bad")
         assert status.inner_text() == "No answer" and "keeps asking" in trouble.inner_text()
-        server.state.draining = False
+        server.state.leaving = server.state.draining = False
         page.unroute("**/page/live")
         page.wait_for_selector("#status.good")
         assert trouble.is_hidden()
