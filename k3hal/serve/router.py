@@ -28,7 +28,8 @@ class Generation:
     def __init__(self, router: Router, request_ids: Sequence[str]) -> None:
         self._router = router
         self._unfinished = dict(zip(request_ids, range(len(request_ids)), strict=True))
-        self._queue: asyncio.Queue[EngineOutput | None] = asyncio.Queue()
+        self._arrived: list[EngineOutput | None] = []
+        self._wake: asyncio.Future[None] | None = None
         self._end: Exception = DisconnectedError()
 
     @property
@@ -40,9 +41,10 @@ class Generation:
 
         Raises `DisconnectedError` once the client is gone, and a 504 once the time is over.
         """
-        outputs = [await self._queue.get()]
-        while not self._queue.empty():
-            outputs.append(self._queue.get_nowait())
+        if not self._arrived:
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
+        outputs, self._arrived = self._arrived, []
         increments: list[Increment] = []
         for output in outputs:
             if output is None:
@@ -55,8 +57,11 @@ class Generation:
             increments.append(Increment(index, output))
         return increments
 
-    def put(self, output: EngineOutput) -> None:
-        self._queue.put_nowait(output)
+    def put(self, output: EngineOutput | None) -> None:
+        """Deliver an output, or None once the client is gone; runs on the event loop."""
+        self._arrived.append(output)
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
 
     def stop(self, index: int) -> None:
         """Abort one sequence because its answer is complete; nothing more of it is delivered."""
@@ -68,7 +73,7 @@ class Generation:
     def disconnect(self) -> None:
         """The client is gone: abort now and wake whoever waits in `next`."""
         self.close()
-        self._queue.put_nowait(None)
+        self.put(None)
 
     def expire_after(self, seconds: float) -> asyncio.TimerHandle:
         """Abort after that time, unless the handle is cancelled before."""
@@ -133,6 +138,11 @@ class Router:
         self._open.discard(generation)
         if not self._open:
             self._empty.set()
+
+    @property
+    def open_requests(self) -> int:
+        """HTTP requests that are being answered."""
+        return len(self._open)
 
     def abort_all(self) -> None:
         """Abort everything that runs; each request still gets its last output."""
