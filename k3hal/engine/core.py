@@ -159,9 +159,10 @@ class EngineCore:
         logprobs: Sequence[TokenLogprob | None] = result.logprobs or [None] * len(sampled)
         outputs: list[EngineOutput] = []
         finished: list[Request] = []
-        for request, token, logprob in zip(sampled, result.token_ids, logprobs, strict=True):
+        for place, (request, token, logprob) in enumerate(zip(sampled, result.token_ids, logprobs, strict=True)):
             if token < 0:
-                request.finish_reason, request.error = "error", "the model's logits are not finite"
+                request.finish_reason = "error"
+                request.error = result.failures.get(place, "the model's logits are not finite")
             else:
                 request.append(token)
                 request.first_token = request.first_token or now

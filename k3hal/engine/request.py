@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from k3hal.engine.cache.keys import NO_CONTEXT, PrefixContext, UnitKeys
+from k3hal.engine.constraint import Constraint
 from k3hal.engine.interface import EngineRequest, FinishReason, RequestTiming
 from k3hal.engine.sampling import GenerationDefaults, Sampling, resolve_sampling
 from k3hal.errors import RequestError
@@ -66,6 +67,7 @@ class Request:
     error: str | None = field(default=None)
     context: PrefixContext = NO_CONTEXT
     keys: UnitKeys | None = None
+    constraint: Constraint | None = None
 
     @classmethod
     def create(
@@ -95,6 +97,7 @@ class Request:
             num_tokens=ids.size,
             arrival=request.arrival_time,
             context=request.context,
+            constraint=request.constraint,
         )
 
     @property

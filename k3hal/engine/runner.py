@@ -61,7 +61,7 @@ class ModelRunner:
             return StepResult(plan.epoch, [])
         logits = self.model.logits(hidden[batch.logit_rows])
         token_ids, logprobs = self._sampler.sample(logits, plan.rows[plan.sampled], plan.positions)
-        return StepResult(plan.epoch, token_ids, logprobs)
+        return StepResult(plan.epoch, token_ids, logprobs, self._sampler.failures)
 
     @torch.inference_mode()
     def score(self, plan: StepPlan) -> Tensor:

@@ -190,7 +190,8 @@ class Scheduler:
             self.prompt_tokens += request.num_prompt
             self.cached_tokens += cached
         insort(self.running, request, key=_rank)
-        self._bindings.append(RowBinding(row, request.sampling, request.token_ids.copy(), request.num_prompt))
+        tokens = request.token_ids.copy()
+        self._bindings.append(RowBinding(row, request.sampling, tokens, request.num_prompt, request.constraint))
 
     def _set_capacity(self, request: Request) -> None:
         """Remember the tokens a row has pages for; without pages only the table's width limits it."""

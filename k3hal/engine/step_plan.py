@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from k3hal.engine.cache.interface import PageCopies
+from k3hal.engine.constraint import Constraint
 from k3hal.engine.interface import TokenLogprob
 from k3hal.engine.sampling import Sampling
 
 
 @dataclass(frozen=True, slots=True)
 class RowBinding:
-    """A row's new sequence, before its first token is computed. `token_ids` int64: prompt, then what was generated."""
+    """A row's new sequence, before its first token is computed. `token_ids` int64: prompt, then what was generated.
+
+    A `constraint` has to be brought past what was generated.
+    """
 
     row: int
     sampling: Sampling
     token_ids: np.ndarray
     num_prompt: int
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +64,11 @@ class StepPlan:
 class StepResult:
     """What a step sampled, in the order of `StepPlan.sampled`.
 
-    `token_ids` holds -1 where the model's logits were not finite. `logprobs` is None when no sequence asked for any.
+    `token_ids` holds -1 where no token could be sampled: `failures` says why at that place, or the model's logits were
+    not finite. `logprobs` is None when no sequence asked for any.
     """
 
     epoch: int
     token_ids: list[int]
     logprobs: list[TokenLogprob | None] | None = None
+    failures: Mapping[int, str] = field(default_factory=dict)

@@ -44,6 +44,7 @@ def create_app(state: ServerState) -> FastAPI:
         finally:
             warm_up.cancel()
             state.drain()
+            state.constraints.close()
             await asyncio.to_thread(state.engine.close)
 
     app = FastAPI(title="k3hal", version=__version__, lifespan=lifespan, openapi_url=None)
@@ -76,6 +77,7 @@ async def _warm_up(state: ServerState) -> None:
         except (K3HALError, HttpError) as error:
             _LOG.error("the warm-up request failed, so the server is not ready: %s", error)
             return
+        state.constraints.warm()
     state.warmed_up()
 
 

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from k3hal.engine.interface import Engine, EngineRequest, PrefixContext
+from k3hal.engine.interface import Constraint, Engine, EngineRequest, PrefixContext
 from k3hal.errors import DrainingError
 from k3hal.sampling_params import SamplingParams
+from k3hal.serve.grammar.compiler import Constraints
 from k3hal.serve.http_errors import HttpError
 from k3hal.serve.metrics import Metrics
 from k3hal.serve.router import Generation, Router
@@ -46,6 +47,7 @@ class ServerState:
         self.tokenizer = tokenizer
         self.config = config
         self.router = Router(engine)
+        self.constraints = Constraints(tokenizer, engine.info.vocab_size)
         self.metrics = Metrics(engine, config.model_names[0], compat=config.metrics_compat)
         self.created = int(time.time())
         self.draining = False
@@ -87,16 +89,22 @@ class ServerState:
         params: SamplingParams,
         priority: int | None,
         cache_salt: str | None = None,
+        constraint: Constraint | None = None,
     ) -> Generation:
         """Queue `params.n` sequences per prompt, numbered prompt by prompt.
 
-        Only requests of the same `cache_salt` share cached prefixes.
+        Only requests of the same `cache_salt` share cached prefixes. A `constraint` holds for every sequence.
         """
         if self.draining:
             raise DrainingError("the server is shutting down")
         requests = [
             EngineRequest(
-                f"{name}-{p * params.n + i}", prompt, params.continuation(i), priority=priority or 0, context=context
+                f"{name}-{p * params.n + i}",
+                prompt,
+                params.continuation(i),
+                priority=priority or 0,
+                context=context,
+                constraint=constraint,
             )
             for p, prompt in enumerate(prompts)
             for context in [self._context(prompt, cache_salt)]
