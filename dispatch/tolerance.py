@@ -205,7 +205,7 @@ def compare(actual: Tensor, golden: Tensor, head: int = 0) -> Comparison:
 
     if actual.shape != golden.shape:
         return Comparison(math.inf, math.inf, math.inf, f"shape {tuple(actual.shape)}, expected {tuple(golden.shape)}")
-    if actual.numel() == 0:
+    if actual.numel() == 0 or _same_bits(actual, golden):
         return Comparison(0.0, 0.0, 0.0)
     a, g = actual.detach().double(), golden.detach().double()
     finite = torch.isfinite(golden.to(actual.dtype).double())
@@ -225,6 +225,16 @@ def compare(actual: Tensor, golden: Tensor, head: int = 0) -> Comparison:
     if head:
         worst = max(worst, _worst_slice(rows_e.reshape(-1, head), rows_g.reshape(-1, head), 1, rms))
     return Comparison(float(error.square().mean().sqrt()) / rms, worst, float(error.abs().max()) / rms)
+
+
+def _same_bits(actual: Tensor, golden: Tensor) -> bool:
+    """Whether there is nothing to compare: an arena is large, and comparing copies it several times."""
+    import torch
+
+    if actual.dtype is not golden.dtype or actual.is_complex():
+        return False
+    a, g = (tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (actual, golden))
+    return a.device == g.device and torch.equal(a, g)
 
 
 def _worst_slice(error: Tensor, golden: Tensor, axis: int, rms: float) -> float:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import FastAPI
@@ -20,7 +21,9 @@ from k3hal.serve.auth import ApiKeyGuard
 from k3hal.serve.chat import chat_completions, render
 from k3hal.serve.chat_prompt import render_chat
 from k3hal.serve.completions import completions
-from k3hal.serve.http_errors import HttpError, error_response, from_k3hal, json_response, raise_if_failed
+from k3hal.serve.error_shapes import error_response
+from k3hal.serve.http_errors import HttpError, from_k3hal, json_response, raise_if_failed
+from k3hal.serve.messages.endpoint import count_tokens, messages
 from k3hal.serve.request_info import RequestInfos
 from k3hal.serve.router import DisconnectedError
 from k3hal.serve.state import ServerState, new_id
@@ -82,7 +85,10 @@ async def _warm_up(state: ServerState) -> None:
 
 
 async def _models(state: ServerState, _: Request) -> Response:
-    return json_response({"object": "list", "data": [_model(state, name) for name in state.config.model_names]})
+    """The list in OpenAI's form and in Anthropic's at once: their fields do not collide."""
+    models = [_model(state, name) for name in state.config.model_names]
+    ends = {"first_id": models[0]["id"], "last_id": models[-1]["id"], "has_more": False}
+    return json_response({"object": "list", "data": models, **ends})
 
 
 async def _one_model(state: ServerState, request: Request) -> Response:
@@ -97,6 +103,10 @@ def _model(state: ServerState, name: str) -> dict[str, Any]:
         "owned_by": "k3hal",
         "root": state.config.model_names[0],
         "parent": None,
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(state.created, UTC).isoformat(),
+        "lifecycle": "active",
         "max_model_len": state.engine.info.max_model_len,
     }
 
@@ -140,6 +150,8 @@ _POSTS: dict[str, Handler] = {
     "/v1/chat/completions/render": render,
     "/v1/completions": completions,
     "/v1/embeddings": _no_embeddings,
+    "/v1/messages": messages,
+    "/v1/messages/count_tokens": count_tokens,
     "/tokenize": tokenize,
     "/detokenize": detokenize,
 }
@@ -163,31 +175,32 @@ def _bind(state: ServerState, handler: Handler) -> Callable[[Request], Awaitable
 
 
 def _add_error_handlers(app: FastAPI, state: ServerState) -> None:
-    async def ours(_: Request, error: Exception) -> Response:
+    async def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, K3HALError)
         refusal = from_k3hal(error)
         if refusal.status in (429, 503):
             state.metrics.rejected(error.code)
-        return error_response(refusal)
+        return error_response(refusal, request.url.path)
 
-    async def http(_: Request, error: Exception) -> Response:
+    async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HttpError)
-        return error_response(error)
+        return error_response(error, request.url.path)
 
     async def routing(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message = f"{request.method} {request.url.path}: {error.detail.lower()}"
         refusal = HttpError(error.status_code, message, kind="invalid_request_error")
         refusal.headers |= error.headers or {}
-        return error_response(refusal)
+        return error_response(refusal, request.url.path)
 
     async def gone(_: Request, __: Exception) -> Response:
         # Nobody reads this; 499 is what logs conventionally show for it.
         return Response(status_code=499)
 
-    async def crash(_: Request, __: Exception) -> Response:
+    async def crash(request: Request, _: Exception) -> Response:
         # Starlette logs the traceback after this answer.
-        return error_response(HttpError(500, "internal error; the server's log has the details", kind="server_error"))
+        refusal = HttpError(500, "internal error; the server's log has the details", kind="server_error")
+        return error_response(refusal, request.url.path)
 
     app.add_exception_handler(K3HALError, ours)
     app.add_exception_handler(HttpError, http)

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from k3hal.serve.http_errors import HttpError, error_response
+from k3hal.serve.error_shapes import error_response
+from k3hal.serve.http_errors import HttpError
 
 
 class ApiKeyGuard:
@@ -23,7 +24,7 @@ class ApiKeyGuard:
         if scope["type"] == "http" and self._guards(scope) and not self._allowed(Headers(scope=scope)):
             error = HttpError(401, "missing or wrong API key", kind="authentication_error", code="invalid_api_key")
             error.headers["WWW-Authenticate"] = "Bearer"
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope["path"])(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -33,9 +34,11 @@ class ApiKeyGuard:
 
     def _allowed(self, headers: Headers) -> bool:
         scheme, _, token = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            token = headers.get("x-api-key", "")  # as Anthropic's clients send it
         given = _digest(token.strip().encode("latin-1"))  # undoes how ASGI headers are decoded
         matches = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return scheme.lower() == "bearer" and any(matches)
+        return any(matches)
 
 
 def _digest(key: bytes) -> bytes:

@@ -52,9 +52,5 @@ def error_body(error: HttpError) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
 
 
-def error_response(error: HttpError) -> Response:
-    return json_response(error_body(error), error.status, error.headers)
-
-
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(orjson.dumps(value), status, headers=headers, media_type="application/json")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
 import orjson
@@ -85,14 +85,26 @@ def event(value: Any) -> bytes:
     return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
-class EventStream(Response):
-    """Server-sent events. A failure after the first byte becomes an error event, then the stream ends."""
+def named_event(name: str, value: Any) -> bytes:
+    """One server-sent event with a name."""
+    return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(value) + b"\n\n"
 
-    def __init__(self, events: AsyncIterator[bytes], work: Work) -> None:
+
+def _failed(error: HttpError) -> bytes:
+    return event(error_body(error))
+
+
+class EventStream(Response):
+    """Server-sent events. A failure after the first byte becomes a last event, made by `failure`, and the end."""
+
+    def __init__(
+        self, events: AsyncIterator[bytes], work: Work, *, failure: Callable[[HttpError], bytes] = _failed
+    ) -> None:
         super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         del self.headers["content-length"]
         self._events = events
         self._work = work
+        self._failure = failure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def write(data: bytes, more: bool = True) -> None:
@@ -106,14 +118,14 @@ class EventStream(Response):
             except DisconnectedError:
                 return
             except HttpError as error:
-                await write(event(error_body(error)))
+                await write(self._failure(error))
             except Exception as error:  # noqa: BLE001 - the status is sent already: log it and end the stream
                 _LOG.exception("a stream failed")
-                await write(event(_failure(error)))
+                await write(self._failure(_as_http(error)))
             await write(b"", more=False)
 
 
-def _failure(error: Exception) -> dict[str, Any]:
+def _as_http(error: Exception) -> HttpError:
     if isinstance(error, K3HALError):
-        return error_body(from_k3hal(error))
-    return error_body(HttpError(500, "internal error; the server's log has the details", kind="server_error"))
+        return from_k3hal(error)
+    return HttpError(500, "internal error; the server's log has the details", kind="server_error")

@@ -220,3 +220,20 @@ def test_floors_are_above_what_right_providers_measure() -> None:
         assert row["slice"].value <= caps.slice, (name, row["slice"])
         assert 0 < caps.measured[0] <= 1.1 * caps.floor < caps.tensor, name
         assert caps.measured[1] <= caps.slice and caps.where, name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.uint8, torch.int64])
+def test_equal_bits_are_no_error_and_one_other_bit_is(dtype: torch.dtype) -> None:
+    values = torch.randint(0, 100, (40, 64), generator=torch.Generator().manual_seed(3)).to(dtype)
+    if dtype.is_floating_point:
+        values[3, 5] = torch.nan
+    assert compare(values.clone(), values) == compare(values[:, ::2].contiguous(), values[:, ::2])
+    assert compare(values.clone(), values).peak == 0.0
+    assert compare(values.float(), values.double()).peak == 0.0
+    other = values.clone()
+    other.view(torch.uint8)[7, 0] ^= 1
+    assert compare(other, values).peak > 0.0
+    if dtype.is_floating_point:
+        other = values.clone()
+        other[3, 5] = 1.0
+        assert not torch.isfinite(torch.tensor(compare(other, values).peak))

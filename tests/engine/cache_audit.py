@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import numpy as np
 
 from k3hal.engine.cache.prefix import PrefixCache
+from k3hal.engine.cache.tree import PrefixTree
 
 
 def audit(cache: PrefixCache) -> None:
@@ -35,3 +38,20 @@ def audit(cache: PrefixCache) -> None:
     assert not any(used[slot * pool.run : (slot + 1) * pool.run].any() for slot in slots), "pages inside a slot"
     assert pool.num_free_pages == pool.num_pages - pool.run - np.count_nonzero(used) - len(slots) * pool.run
     assert len(table) == len(slots) - rows_with
+    audit_names(tree)
+
+
+def audit_names(tree: PrefixTree) -> None:
+    """The tree knows exactly the nodes that name a page."""
+    names: dict[int, list[int]] = defaultdict(list)
+    for number, node in enumerate(tree.numbered):
+        if node is not None:
+            assert node.number == number
+            for page in node.pages.tolist():
+                names[page].append(number)
+    known = {page: [number] for page, number in enumerate(tree.owner.tolist()) if number >= 0}
+    for page, numbers in tree.sharers.items():
+        assert numbers, "a page is shared with nobody"
+        known[page] = [*known[page], *numbers]
+    assert {page: sorted(numbers) for page, numbers in known.items()} == names
+    assert np.flatnonzero(tree._shared).tolist() == sorted(tree.sharers)

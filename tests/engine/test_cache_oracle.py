@@ -55,7 +55,7 @@ def pages_freed_under_a_reader(harness: Harness) -> None:
 
 
 def moved_pages_keep_their_names(harness: Harness) -> None:
-    harness.cache.index.tree.rename = lambda old, new, names: None
+    harness.cache.index.tree.rename = lambda old, new: None
 
 
 def moved_pages_stay_in_the_page_tables(harness: Harness) -> None:

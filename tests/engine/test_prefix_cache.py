@@ -252,13 +252,14 @@ def test_books_agree_under_eviction_and_moves_with_stops_inside_pages(monkeypatc
     cache, rng = make(num_runs=40), np.random.default_rng(0)
     cache.use(EveryEnd())
     moves: list[int] = []
-    rename = cache.index.tree.rename
+    tree = cache.index.tree
+    rename = tree.rename
 
-    def counted(old: int, new: int, names: int) -> None:
-        moves.append(names)
-        rename(old, new, names)
+    def counted(old: int, new: int) -> None:
+        moves.append(1 + len(tree.sharers.get(old, ())))
+        rename(old, new)
 
-    monkeypatch.setattr(cache.index.tree, "rename", counted)
+    monkeypatch.setattr(tree, "rename", counted)
     for number in range(120):
         length = int(rng.integers(300, 1500))
         ends = tuple(sorted(rng.integers(1, length, 3).tolist()))

@@ -24,7 +24,10 @@ CHECKS = [
     *(("copy_pages", "triton", name, "bfloat16", "") for name in ("chain", "swap", "fan_out", "strided", "none")),
     *(("embed", "triton", name, dtype, "") for name in ("repeats", "negative_ids", "no_rows") for dtype in BOTH),
     *(("step_metadata", "triton", name, "bfloat16", "") for name in ("mixed", "empty", "nothing", "large_pages")),
-    *(("sample", "triton", name, "float32", "") for name in ("greedy_ties", "plain", "mixed", "no_rows", "one_token")),
+    *(
+        ("sample", "triton", name, "float32", "")
+        for name in ("greedy_ties", "plain", "last_kept", "mixed", "no_rows", "one_token")
+    ),
     *(
         ("verify_draft", "triton", f"{name}_{method}", "float32", "")
         for name in ("tiny", "greedy", "greedy_one_hot", "equal", "disjoint", "ragged")
@@ -112,7 +115,7 @@ def test_sampling_from_the_vocabulary_of_k3_compiles(target: str) -> None:
     choose = compile_for(sample._choose, target, types, {**sizes, "WIDTH": 33, "LANES": sample.LIST_LANES}, warps=16)
     assert weigh.spills == 0
     # As measured with Triton 3.7, in bytes of stack and in registers: 32 ranges in fp64 take what 16 warps have.
-    assert choose.spills <= {"sm_90": 328, "sm_100": 392, "gfx950": 79, "gfx942": 72}[target]
+    assert choose.spills <= {"sm_90": 336, "sm_100": 392, "gfx950": 79, "gfx942": 72}[target]
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -42,7 +42,7 @@ def eventually(condition, seconds=5.0):
 
 def test_api_keys_guard_v1_only(running, plain):
     with running([plain("a")], api_keys=("secret", "öther")) as server, server.client() as http:
-        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}, {"x-api-key": "secret"}):
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}, {"x-api-key": "secre"}):
             response = http.get("/v1/models", headers=headers)
             assert response.status_code == 401
             assert response.json()["error"]["code"] == "invalid_api_key"
@@ -51,6 +51,7 @@ def test_api_keys_guard_v1_only(running, plain):
         for key in ("secret", "öther"):
             headers = {"Authorization": f"Bearer {key}".encode()}
             assert http.get("/v1/models", headers=headers).status_code == 200
+            assert http.get("/v1/models", headers={"x-api-key": key.encode()}).status_code == 200
         assert [http.get(path).status_code for path in ("/health", "/metrics", "/ready")] == [200, 200, 200]
 
 

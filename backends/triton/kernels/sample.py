@@ -2,7 +2,8 @@
 
 Blocks of a row find its largest and smallest logit; then count and weigh, in fp64, the tokens of BINS equal ranges of
 values between them; then one program a row looks only into the ranges where a boundary falls. There are at most three
-boundaries, found one after another: where top_k ends, where top_p ends, and the draw.
+boundaries, found one after another: where top_k ends, where top_p ends, and the draw. Masses summed in another order
+differ in their last bits, so the draw also ends at the last token that was kept, by number.
 """
 
 # Triton types what it iterates over as an iterator without an end.
@@ -108,7 +109,7 @@ def _reached(count, mass, goal, target, HOW: tl.constexpr):
     elif HOW == TOP_P:
         reached = mass >= target
     else:
-        reached = mass > target
+        reached = (mass > target) | (count >= goal)
     return reached
 
 
@@ -203,6 +204,8 @@ def _boundary(
         more = (target - before_mass) / tl.where(each > 0, each, 1.0)
         more = tl.minimum(tl.maximum(more, 0.0), vocab * 1.0)
         nth = tl.ceil(more).to(tl.int32) if HOW == TOP_P else tl.floor(more).to(tl.int32) + 1
+    if HOW == DRAW:
+        nth = tl.minimum(nth, goal - before)
     nth = tl.maximum(tl.minimum(nth, found), 1)
     return before + nth, before_mass + nth * each, tl.load(ids + begin + nth - 1)
 
@@ -244,10 +247,10 @@ def _choose(
             )
         if likely < kept:
             # The first token is always kept; it weighs 1.
-            kept_mass = tl.where(likely > 0, likely_mass, 1.0)
+            kept, kept_mass = tl.maximum(likely, 1), tl.where(likely > 0, likely_mass, 1.0)
         target = tl.load(uniform + row) * kept_mass
         kept, kept_mass, token = _boundary(
-            logits, keys, ids, count, mass, top, low, temperature, vocab, 0, target, BLOCK, BINS, LANES, DRAW
+            logits, keys, ids, count, mass, top, low, temperature, vocab, kept, target, BLOCK, BINS, LANES, DRAW
         )
         tl.store(out + row, token.to(tl.int64))
     else:

@@ -165,4 +165,4 @@ class PrefixIndex:
     def _moved(self, old: np.ndarray, new: np.ndarray) -> None:
         self._page_moved(old, new)
         for source, target in zip(old.tolist(), new.tolist(), strict=True):
-            self.tree.rename(source, target, self._store.names(target))
+            self.tree.rename(source, target)

@@ -57,10 +57,6 @@ class PageStore:
         self.freed_by_index += left.size
         self._free(left)
 
-    def names(self, page: int) -> int:
-        """How often the index holds a page."""
-        return int(self._index[page])
-
     def take_slot(self, *, row: bool) -> int | None:
         slot = self.pool.alloc_slot()
         if slot is not None and row:

@@ -57,8 +57,8 @@ class Match:
 class PrefixTree:
     """Nodes by digest. Knows nothing of memory: `hold` and `drop` are told which pages a node names, or no longer.
 
-    `numbered` holds the nodes by `Node.number`, and `owner` int32 [num_pages] the number of one node that names a page,
-    or of the node that one hangs on, -1 for the root's.
+    `numbered` holds the nodes by `Node.number`. `owner` int32 [num_pages] is the number of a node that names a page, -1
+    without one; a page that others name too, where nodes begin or end inside it, has their numbers in `sharers`.
     """
 
     def __init__(
@@ -71,6 +71,8 @@ class PrefixTree:
     ) -> None:
         self.unit, self.page_tokens = unit, page_tokens
         self.owner = np.full(num_pages, -1, np.int32)
+        self.sharers: dict[int, list[int]] = {}
+        self._shared = np.zeros(num_pages, bool)
         self._hold, self._drop = hold, drop
         self.numbered: list[Node | None] = []
         self._free_numbers: list[int] = []
@@ -109,7 +111,7 @@ class PrefixTree:
             parent = node.parent
             assert parent is not None
             self._detach(node, parent)
-            self.owner[node.pages] = parent.number
+            self._disclaim(node, node.pages)
             self._forget(node)
             self._drop(node.pages)
             node = parent
@@ -117,45 +119,20 @@ class PrefixTree:
             return self._merge(node)
         return node
 
-    def rename(self, old: int, new: int, names: int) -> None:
-        """A page moved: the `names` nodes that name it do so under its new number.
-
-        They are of one sequence, but what lies between two of them may have come with another and name its own copy. So
-        they are looked for below the node that leads to the page's first token, wherever nodes begin inside the page,
-        and everywhere when they are not all there.
-        """
-        owner = int(self.owner[old])
-        self.owner[old], self.owner[new] = -1, owner
-        if not names:
+    def rename(self, old: int, new: int) -> None:
+        """A page moved: every node that names it does so under its new number, which nobody has yet."""
+        first = int(self.owner[old])
+        if first < 0:
             return
-        node = self.numbered[owner] if owner >= 0 else self.root
-        assert node is not None
-        if names == 1 and (places := np.flatnonzero(node.pages == old)).size:
-            node.pages[places] = new
-            return
-        first, last = self._span(node, old)
-        while node.start >= first and node.parent is not None:
-            node = node.parent
-        found, stack = 0, [node]
-        while stack:
-            step = stack.pop()
-            places = np.flatnonzero(step.pages == old)
-            step.pages[places] = new
-            found += places.size
-            stack += (other for other in below(step) if other.start < last)
-        for step in self.nodes() if found < names else ():
-            places = np.flatnonzero(step.pages == old)
-            step.pages[places] = new
-            found += places.size
-        assert found == names, f"page {old} is named {names} times, and {found} were found"
-
-    def _span(self, node: Node, page: int) -> tuple[int, int]:
-        """Tokens that lie in a page which `node` owns; the node that named it and hung below `node` may be gone."""
-        places = np.flatnonzero(node.pages == page)
-        if places.size:
-            first = (node.start // self.page_tokens + int(places[0])) * self.page_tokens
-            return first, first + self.page_tokens
-        return node.end // self.page_tokens * self.page_tokens, node.end + self.unit + self.page_tokens
+        sharers = self.sharers.pop(old, [])
+        for number in (first, *sharers):
+            node = self.numbered[number]
+            assert node is not None
+            node.pages[node.pages == old] = new
+        self.owner[old], self.owner[new] = -1, first
+        if sharers:
+            self.sharers[new] = sharers
+            self._shared[old], self._shared[new] = False, True
 
     def nodes(self) -> Iterator[Node]:
         """Every node but the root."""
@@ -219,21 +196,22 @@ class PrefixTree:
         first = node.start // self.page_tokens
         upper = Node(parent, node.start, at, node.digests[:cut], node.pages[: -(-at // self.page_tokens) - first])
         lower = node.pages[at // self.page_tokens - first :]
+        self._disclaim(node, node.pages)
         if at % self.page_tokens and lower.size:
             self._hold(lower[:1])
         parent.children[node.digests[:DIGEST_BYTES]] = upper
         node.parent, node.start, node.digests, node.pages = upper, at, node.digests[cut:], lower.copy()
         upper.children[node.digests[:DIGEST_BYTES]] = node
         self._number(upper)
+        self._claim(node, node.pages)
         return upper
 
     def _merge(self, node: Node) -> Node:
         """Join a node that only leads to one child with it; the child stays."""
         (child,) = node.children.values()
         kept = node.pages
+        self._disclaim(node, kept)
         if child.start % self.page_tokens and kept.size:
-            assert node.parent is not None
-            self.owner[kept[-1]] = node.parent.number
             self._drop(kept[-1:])
             kept = kept[:-1]
         child.parent, child.start = node.parent, node.start
@@ -241,7 +219,7 @@ class PrefixTree:
         child.pages = np.concatenate((kept, child.pages))
         assert child.parent is not None
         child.parent.children[child.digests[:DIGEST_BYTES]] = child
-        self.owner[child.pages] = child.number
+        self._claim(child, kept)
         self._forget(node)
         return child
 
@@ -252,7 +230,29 @@ class PrefixTree:
         else:
             node.number = len(self.numbered)
             self.numbered.append(node)
-        self.owner[node.pages] = node.number
+        self._claim(node, node.pages)
+
+    def _claim(self, node: Node, pages: np.ndarray) -> None:
+        """`node` names pages that it did not."""
+        taken = self.owner[pages] >= 0
+        self.owner[pages[~taken]] = node.number
+        for page in pages[taken].tolist():
+            self.sharers.setdefault(page, []).append(node.number)
+            self._shared[page] = True
+
+    def _disclaim(self, node: Node, pages: np.ndarray) -> None:
+        """`node` names pages no longer; one of the others that do, if there are any, becomes their owner."""
+        shared = self._shared[pages]
+        self.owner[pages[~shared]] = -1
+        for page in pages[shared].tolist():
+            sharers = self.sharers[page]
+            if self.owner[page] == node.number:
+                self.owner[page] = sharers.pop()
+            else:
+                sharers.remove(node.number)
+            if not sharers:
+                del self.sharers[page]
+                self._shared[page] = False
 
     def _forget(self, node: Node) -> None:
         self.numbered[node.number] = None
