@@ -124,21 +124,22 @@ class Request:
         return self.num_tokens - self.num_computed == 1 and self.num_computed > 0
 
     def append(self, token: int) -> None:
-        """Take one generated token and see whether it ends the request."""
+        """Take one generated token and see whether it ends the request.
+
+        No end comes before `min_tokens`, but where a constraint leaves nothing else.
+        """
         if self.num_tokens == self.buffer.size:
             self.buffer = np.concatenate((self.buffer, np.zeros(max(self.buffer.size, 64), np.int64)))
         self.buffer[self.num_tokens] = token
         self.last_token = token
         self.num_tokens += 1
         sampling = self.sampling
-        if self.num_output >= sampling.min_tokens:
-            if token in sampling.stop_ids:
-                self.finish_reason, self.stop_reason = "stop", token
-                return
-            if token in sampling.end_ids:
-                self.finish_reason = "stop"
-                return
-        if self.num_output >= sampling.max_tokens:
+        armed = self.num_output >= sampling.min_tokens
+        if armed and token in sampling.stop_ids:
+            self.finish_reason, self.stop_reason = "stop", token
+        elif token in sampling.end_ids and (armed or self.constraint is not None):
+            self.finish_reason = "stop"
+        elif self.num_output >= sampling.max_tokens:
             self.finish_reason = "length"
 
     def timing(self) -> RequestTiming:

@@ -9,8 +9,9 @@ from typing import Any
 from k3hal.errors import RequestError
 from k3hal.serve.chat_prompt import ChatPrompt
 from k3hal.serve.grammar.arguments import ArgumentRules
+from k3hal.serve.grammar.keywords import SchemaError
 from k3hal.serve.grammar.rules import Rules, literal, regex
-from k3hal.serve.grammar.schemas import SchemaError, SchemaReader
+from k3hal.serve.grammar.schemas import SchemaReader
 from k3hal.serve.tool_checks import ResponseFormat, Tool
 from k3hal.serve.xtml import escape
 from k3hal.tokenizer import Tokenizer
@@ -133,5 +134,5 @@ def _unfollowed(reader: SchemaReader) -> str:
 
 def _refusal(what: str, reason: str) -> RequestError:
     param = what if what.startswith("response_format") else "tools"
-    hint = 'leave the keyword out, or set "strict" to false' if "strict" in reason else None
+    hint = 'leave the keyword out, or set "strict" to false' if "strict" in reason else ""
     return RequestError(f"{what} cannot be enforced: {reason}", hint=hint, param=param)

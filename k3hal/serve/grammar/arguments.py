@@ -17,15 +17,6 @@ MAX_REQUIRED = 8
 _LONGEST_KEY = 64
 _KEY_CHARACTER = r'[^\x00-\x1f"&%s]'
 
-_FORMATS = {
-    "date": r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])",
-    "time": r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])",
-    "uuid": r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
-    "ipv4": r"((25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])\.){3}(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])",
-    "email": r"[A-Za-z0-9_+-]+(\.[A-Za-z0-9_+-]+)*@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+",
-}
-_FORMATS["date-time"] = f"{_FORMATS['date']}T{_FORMATS['time']}"
-
 
 class ArgumentRules:
     """Adds the rules of tools' arguments to `rules`."""
@@ -120,7 +111,5 @@ class ArgumentRules:
             return self._rules.any_of("choice", [literal(value) for value in schema["enum"]])
         if "pattern" in schema:
             return self._rules.matching(schema["pattern"])
-        if "format" in schema:
-            return self._rules.matching(_FORMATS[schema["format"]])
         low, high = schema.get("minLength", 0), schema.get("maxLength")
         return self._rules.text() if low == 0 and high is None else self._rules.characters(low, high)

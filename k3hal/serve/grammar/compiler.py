@@ -24,8 +24,10 @@ CACHED = 256
 _THREADS = 2
 _MOST_SPACE = 16
 """White space in a row within JSON that is not compact."""
-# A character of a JSON string, as xgrammar writes it where the length is bounded, and as it has to be.
-_BOUNDED_CHARACTER, _JSON_CHARACTER = r"""[^\"\\\r\n]""", r"""[^\0-\x1f\"\\]"""
+# A character of a JSON string where its length is bounded, as xgrammar writes it, and as it has to be: no control
+# characters, and no halves of surrogate pairs, which are no characters in UTF-8.
+_BOUNDED_CHARACTER = r"""[^\"\\\r\n]"""
+_JSON_CHARACTER = r"""[\x20-\x21\x23-\x5b\x5d-\ud7ff\ue000-\U0010ffff]"""
 
 
 class Constraints:
@@ -119,7 +121,7 @@ class Constraints:
 
 
 def _json(xgrammar: Any, schema: str, separators: tuple[str, str] | None) -> Any:
-    """The grammar of a schema's values. Where a string's length is bounded, xgrammar 0.2 would allow raw tabs and such."""
+    """The grammar of a schema's values."""
     if separators is None:
         grammar = xgrammar.Grammar.from_json_schema(schema, max_whitespace_cnt=_MOST_SPACE)
     else:

@@ -70,7 +70,7 @@ class Rules:
 
     def characters(self, low: int, high: int | None) -> str:
         """From `low` to `high` characters."""
-        one = self.add("character", regex(r"[\s\S]"))
+        one = self.add("character", regex(r"[\x00-\ud7ff\ue000-\U0010ffff]"))
         return self.add("characters", f"{one}{{{low},{'' if high is None else high}}}")
 
     def json(self, schema: Mapping[str, Any], separators: tuple[str, str] | None) -> str:

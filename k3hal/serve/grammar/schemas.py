@@ -2,53 +2,30 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
+from k3hal.serve.grammar.formats import FORMATS
+from k3hal.serve.grammar.keywords import (
+    MAX_DEPTH,
+    MAX_INTEGER,
+    MAX_MULTIPLE,
+    MAX_REFERENCES,
+    MAX_SCHEMAS,
+    NOT_FOLLOWED,
+    ODD_PATTERN,
+    OF_KIND,
+    Schema,
+    SchemaError,
+    as_list,
+    as_object,
+    by_kind,
+    check_bounds,
+    is_of,
+    rest_of,
+    types_of,
+)
 from k3hal.serve.grammar.merge import ConflictError, merge
-
-Schema = Mapping[str, Any] | bool
-
-MAX_DEPTH = 64
-MAX_SCHEMAS = 10_000
-KINDS = ("string", "number", "boolean", "null", "array", "object")
-"""The types a value can have in XTML; an integer is a number there."""
-FORMATS = ("date", "time", "date-time", "uuid", "ipv4", "email")
-"""The formats of strings that are kept to. The others are annotations, as JSON Schema has it."""
-
-_NOT_FOLLOWED = (
-    "not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "dependentRequired",
-    "dependentSchemas", "dependencies", "unevaluatedProperties", "unevaluatedItems", "propertyNames",
-    "$dynamicRef", "$recursiveRef",
-)  # fmt: skip
-_ANNOTATIONS = frozenset(
-    (
-        "title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$schema",
-        "$id", "id", "$comment", "$anchor", "$defs", "definitions", "format", "contentEncoding", "contentMediaType",
-        "contentSchema", "nullable", "discriminator", "xml", "externalDocs",
-    )
-)  # fmt: skip
-_OF_KIND = {
-    "string": ("pattern", "minLength", "maxLength"),
-    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
-    "array": ("items", "prefixItems", "minItems", "maxItems", "additionalItems"),
-    "object": (
-        "properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties",
-    ),
-}  # fmt: skip
-_MAX_REFERENCES = 32
-_MAX_MULTIPLE = 1024
-_MAX_INTEGER = 2**53
-# Parts of a pattern that look around themselves, refer back, or name classes of characters by property.
-_ODD_PATTERN = re.compile(r"\(\?[=!<P]|\\[1-9bBpPkuzZA]")
-
-
-class SchemaError(Exception):
-    """The schema is wrong or beyond what any grammar could follow; `path` is a JSON pointer."""
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"{reason} at {path or 'its root'}")
 
 
 class SchemaReader:
@@ -92,7 +69,7 @@ class SchemaReader:
     def _plain(self, whole: Mapping[str, Any], path: str, depth: int) -> Iterator[tuple[str, dict[str, Any]]]:
         """The kinds of a schema without references and alternatives."""
         if "enum" in whole or "const" in whole:
-            yield from _by_kind(self._values(whole, path))
+            yield from by_kind(self._values(whole, path))
             return
         for name in types_of(whole, path):
             kind = "number" if name == "integer" else name
@@ -100,9 +77,9 @@ class SchemaReader:
 
     def _child(self, schema: Schema, path: str, depth: int) -> dict[str, Any]:
         """One schema that allows the same values; one named by a reference is defined once, so that it may recur."""
-        if isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str) and not _rest(schema, "$ref"):
+        if isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str) and not rest_of(schema, "$ref"):
             return self._defined(schema["$ref"], schema, path, depth)
-        if schema is True or (isinstance(schema, Mapping) and not _rest(schema, "")):
+        if schema is True or (isinstance(schema, Mapping) and not rest_of(schema, "")):
             return {}
         return self._inline(schema, path, depth)
 
@@ -130,7 +107,7 @@ class SchemaReader:
     def _of_kind(self, schema: Mapping[str, Any], kind: str, name: str, path: str, depth: int) -> dict[str, Any]:
         """What `schema` says about values of one kind, in keywords the compiler follows."""
         kept: dict[str, Any] = {"type": name}
-        for keyword in _OF_KIND.get(kind, ()):
+        for keyword in OF_KIND.get(kind, ()):
             if keyword in schema:
                 kept[keyword] = schema[keyword]
         if kind == "string":
@@ -144,41 +121,41 @@ class SchemaReader:
         return kept
 
     def _string(self, kept: dict[str, Any], schema: Mapping[str, Any], path: str) -> None:
-        _check_bounds(kept, ("minLength", "maxLength"), path)
+        check_bounds(kept, ("minLength", "maxLength"), path)
         pattern = kept.get("pattern")
         if pattern is None:
             if kept.keys().isdisjoint(("minLength", "maxLength")) and schema.get("format") in FORMATS:
-                kept["format"] = schema["format"]
+                kept["pattern"] = f"^{FORMATS[schema['format']]}$"
             return
         if not isinstance(pattern, str):
             raise SchemaError(f"{path}/pattern", "a pattern must be a string")
-        if _ODD_PATTERN.search(pattern):
+        if ODD_PATTERN.search(pattern):
             self.unfollowed.append(f"{path}/pattern")
             del kept["pattern"]
         else:
             self._leave_out(kept, ("minLength", "maxLength"), path)
 
     def _number(self, kept: dict[str, Any], path: str) -> None:
-        for keyword in _OF_KIND["number"]:
+        for keyword in OF_KIND["number"]:
             value = kept.get(keyword)
             if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
                 raise SchemaError(f"{path}/{keyword}", "must be a number")
-            if value is not None and abs(value) > _MAX_INTEGER:
+            if value is not None and abs(value) > MAX_INTEGER:
                 self._leave_out(kept, (keyword,), path)
         multiple = kept.get("multipleOf")
         bounded = len(kept) > 2
         if multiple is not None and (
-            kept["type"] != "integer" or bounded or multiple != int(multiple) or not 0 < multiple <= _MAX_MULTIPLE
+            kept["type"] != "integer" or bounded or multiple != int(multiple) or not 0 < multiple <= MAX_MULTIPLE
         ):
             self._leave_out(kept, ("multipleOf",), path)
 
     def _array(self, kept: dict[str, Any], path: str, depth: int) -> None:
-        _check_bounds(kept, ("minItems", "maxItems"), path)
+        check_bounds(kept, ("minItems", "maxItems"), path)
         items = kept.pop("items", True)
         if isinstance(items, list):  # what prefixItems was called before 2020
             kept["prefixItems"], items = items, kept.get("additionalItems", True)
         kept.pop("additionalItems", None)
-        prefix = _list(kept.pop("prefixItems", []), f"{path}/prefixItems")
+        prefix = as_list(kept.pop("prefixItems", []), f"{path}/prefixItems")
         if prefix:
             kept["prefixItems"] = [
                 self._child(part, f"{path}/prefixItems/{i}", depth + 1) for i, part in enumerate(prefix)
@@ -187,21 +164,24 @@ class SchemaReader:
         kept["items"] = False if items is False else self._child(items, f"{path}/items", depth + 1)
 
     def _object(self, kept: dict[str, Any], path: str, depth: int) -> None:
-        _check_bounds(kept, ("minProperties", "maxProperties"), path)
-        properties = _object(kept.get("properties", {}), f"{path}/properties")
-        required = _list(kept.get("required", []), f"{path}/required")
+        check_bounds(kept, ("minProperties", "maxProperties"), path)
+        properties = as_object(kept.get("properties", {}), f"{path}/properties")
+        required = as_list(kept.get("required", []), f"{path}/required")
         if not all(isinstance(name, str) for name in required):
             raise SchemaError(f"{path}/required", "must be a list of names")
         extra = kept.pop("additionalProperties", None)
-        patterns = _object(kept.pop("patternProperties", {}), f"{path}/patternProperties")
+        patterns = as_object(kept.pop("patternProperties", {}), f"{path}/patternProperties")
         if patterns:
             self.unfollowed.append(f"{path}/patternProperties")
+        closed = extra is False
         if extra is None:
             extra = not properties or bool(patterns)
+        if kept.get("maxProperties") == 0:
+            extra = False
         named = {name: self._property(name, schema, path, depth) for name, schema in properties.items()}
         for name in required:
             if name not in named:
-                if extra is False and properties:
+                if closed:
                     raise SchemaError(f"{path}/required", f"{name!r:.100} is required and not allowed")
                 named[name] = {} if extra is True or extra is False else self._child(extra, path, depth + 1)
         kept |= {"properties": {n: s for n, s in named.items() if s is not None}, "required": required}
@@ -234,26 +214,26 @@ class SchemaReader:
         whole = self._dereferenced(schema, path)
         if whole is False:
             return False
-        for i, part in enumerate(_list(whole.get("allOf", []), f"{path}/allOf")):
+        for i, part in enumerate(as_list(whole.get("allOf", []), f"{path}/allOf")):
             piece = self._resolved(part, f"{path}/allOf/{i}", depth + 1)
             if piece is False:
                 return False
             whole = self._merged({key: value for key, value in whole.items() if key != "allOf"}, piece, path)
-        for keyword in _NOT_FOLLOWED:
+        for keyword in NOT_FOLLOWED:
             if whole.get(keyword, False) is not False:
                 self.unfollowed.append(f"{path}/{keyword}")
         return whole
 
     def _dereferenced(self, schema: Schema, path: str) -> Mapping[str, Any] | Literal[False]:
         """What a chain of references ends in, with what stands beside them merged in."""
-        for _ in range(_MAX_REFERENCES):
+        for _ in range(MAX_REFERENCES):
             if isinstance(schema, bool):
                 return {} if schema else False
             if not isinstance(schema, Mapping):
                 raise SchemaError(path, "a schema must be an object or a boolean")
             if "$ref" not in schema:
                 return schema
-            rest, target = _rest(schema, "$ref"), self._target(schema["$ref"], path)
+            rest, target = rest_of(schema, "$ref"), self._target(schema["$ref"], path)
             if target is None:
                 return rest
             schema = self._merged(target, rest, path) if rest and isinstance(target, Mapping) else target
@@ -274,9 +254,9 @@ class SchemaReader:
         for keyword in ("anyOf", "oneOf"):
             if keyword not in schema:
                 continue
-            rest = _rest(schema, keyword)
+            rest = rest_of(schema, keyword)
             parts: list[Schema] = []
-            for i, part in enumerate(_list(schema[keyword], f"{path}/{keyword}")):
+            for i, part in enumerate(as_list(schema[keyword], f"{path}/{keyword}")):
                 piece = self._resolved(part, f"{path}/{keyword}/{i}", depth + 1) if rest else part
                 parts.append(self._merged(piece, rest, path) if rest and isinstance(piece, Mapping) else piece)
             return parts
@@ -302,71 +282,12 @@ class SchemaReader:
 
     def _values(self, schema: Mapping[str, Any], path: str) -> list[Any]:
         """The values of `enum` and `const` that the schema's `type` admits; other keywords beside them are noted."""
-        values = _list(schema["enum"], f"{path}/enum") if "enum" in schema else [schema["const"]]
+        values = as_list(schema["enum"], f"{path}/enum") if "enum" in schema else [schema["const"]]
         if "enum" in schema and "const" in schema:
             values = [value for value in values if value == schema["const"]]
-        beside = [key for keywords in _OF_KIND.values() for key in keywords if key in schema]
+        beside = [key for keywords in OF_KIND.values() for key in keywords if key in schema]
         self.unfollowed += [f"{path}/{key}" for key in beside]
         if "type" in schema:
             names = types_of(schema, path)
-            values = [value for value in values if any(_is(value, name) for name in names)]
+            values = [value for value in values if any(is_of(value, name) for name in names)]
         return values
-
-
-def types_of(schema: Mapping[str, Any], path: str) -> list[str]:
-    """The types a schema names; without any, those its keywords speak of, else all. No integer stands beside number.
-
-    Raises `SchemaError` for a type that JSON does not have.
-    """
-    spoken = [kind for kind, keywords in _OF_KIND.items() if not schema.keys().isdisjoint(keywords)]
-    given = schema.get("type", spoken or list(KINDS))
-    names = [given] if isinstance(given, str) else given
-    if not isinstance(names, list) or not names:
-        raise SchemaError(f"{path}/type", "type must be a name or a list of names")
-    for name in names:
-        if name not in (*KINDS, "integer"):
-            raise SchemaError(f"{path}/type", f"there is no type {name!r:.100}")
-    return [n for n in dict.fromkeys(names) if n != "integer" or "number" not in names]
-
-
-def _by_kind(values: list[Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """One enumeration for each kind of value."""
-    for kind in KINDS:
-        found = [value for value in values if _is(value, kind)]
-        if found:
-            yield kind, {"enum": found}
-
-
-def _is(value: Any, name: str) -> bool:
-    if isinstance(value, bool) or value is None:
-        return name == ("null" if value is None else "boolean")
-    if isinstance(value, (int, float)):
-        return name == "number" or (name == "integer" and value == int(value))
-    return name == {str: "string", list: "array", dict: "object"}.get(type(value))
-
-
-def _rest(schema: Mapping[str, Any], keyword: str) -> dict[str, Any]:
-    """What a schema says beside `keyword`, annotations left out."""
-    return {key: value for key, value in schema.items() if key != keyword and key not in _ANNOTATIONS}
-
-
-def _list(value: object, path: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise SchemaError(path, "must be a list")
-    return value
-
-
-def _object(value: object, path: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise SchemaError(path, "must be an object")
-    return value
-
-
-def _check_bounds(kept: dict[str, Any], keywords: tuple[str, str], path: str) -> None:
-    """Bounds are whole numbers, and not the wrong way round."""
-    low, high = (kept.get(keyword) for keyword in keywords)
-    for keyword, value in zip(keywords, (low, high), strict=True):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31):
-            raise SchemaError(f"{path}/{keyword}", "must be a whole number below 2**31")
-    if low is not None and high is not None and low > high:
-        raise SchemaError(f"{path}/{keywords[0]}", f"is more than {keywords[1]}")
