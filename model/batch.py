@@ -47,11 +47,30 @@ class PrefillBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class VerifyBatch:
+    """`N` sequences with a token and its drafts each, packed after the decode rows. Their states are not to be changed.
+
+    `cu_seqlens` int32 [N + 1] offsets from the first of these rows; `context_lens` int32 [N] tokens cached before, at
+    least one.
+    """
+
+    slots: Tensor
+    page_table: Tensor
+    cu_seqlens: Tensor
+    context_lens: Tensor
+
+    @property
+    def size(self) -> int:
+        return self.slots.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
 class StepBatch:
     """One step. Built once, passed down, never changed.
 
-    `token_ids` int64 [T], decode rows first; `kv_rows` int64 [T] each token's row in the paged cache
-    (page * page tokens + offset), negative for padding rows; `logit_rows` int64 [R] the rows whose logits are wanted.
+    `token_ids` int64 [T], decode rows first, then those of `verify`, then the prompts'; `kv_rows` int64 [T] each
+    token's row in the paged cache (page * page tokens + offset), negative for padding rows; `logit_rows` int64 [R] the
+    rows whose logits are wanted.
     """
 
     token_ids: Tensor
@@ -59,6 +78,7 @@ class StepBatch:
     logit_rows: Tensor
     decode: DecodeBatch | None
     prefill: PrefillBatch | None
+    verify: VerifyBatch | None = None
 
     @property
     def num_decodes(self) -> int:

@@ -100,8 +100,8 @@ def samples() -> Iterator[Sample]:
     yield _sample("ties", 64, 40, {"must", "edge", "adversarial"}, spread=1.0, top_k=5, top_p=[0.5, 0.8] * 32)
     yield _sample("masked", 32, 200, {"edge", "adversarial"}, top_k=[0, 50] * 16)
     yield _sample("uniform_edges", 32, 60, {"edge", "adversarial"}, top_p=[1.0, 1.0, 0.8, 0.8] * 8)
-    filters = {"top_p": [1.0, 0.8, 0.7, 0.5] * 16, "min_p": [0.0, 0.0, 0.0, 0.05] * 16}
-    yield _sample("last_kept", 64, 60, {"edge", "adversarial"}, **filters)
+    shares, least = [1.0, 0.8, 0.7, 0.5] * 16, [0.0, 0.0, 0.0, 0.05] * 16
+    yield _sample("last_kept", 64, 60, {"edge", "adversarial"}, top_p=shares, min_p=least)
     yield _sample("uniform_edges_ties", 32, 60, {"edge", "adversarial"}, spread=0.5)
     yield _sample("hot_and_cold", 16, 500, {"edge", "adversarial"}, temperature=[1e-3, 100.0] * 8)
     yield _sample("no_rows", 0, 20, {"edge", "adversarial"})

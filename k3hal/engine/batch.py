@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from k3hal.engine.step_plan import StepPlan
-from k3hal.model.batch import DecodeBatch, PrefillBatch, StepBatch
+from k3hal.model.batch import DecodeBatch, PrefillBatch, StepBatch, VerifyBatch
 
 
 def _to_device(array: np.ndarray, device: torch.device) -> Tensor:
@@ -22,12 +22,14 @@ def build_batch(
     step_metadata: Callable[..., Any],
     page_tokens: int,
     device: torch.device,
+    token_ids: Tensor,
     *,
     all_logits: bool = False,
 ) -> StepBatch:
     """The step's tensors on `device`, derived there by one call of the bound `step_metadata`.
 
-    `all_logits` asks for every row's logits instead of the sampled ones.
+    `token_ids` are the plan's, all known, on the device. `all_logits` asks for every row's logits instead of the
+    sampled ones.
     """
     context_lens = _to_device(plan.context_lens, device)
     page_table = _to_device(plan.page_table, device)
@@ -35,15 +37,27 @@ def build_batch(
     _, kv_rows, cu_seqlens, seq_lens = step_metadata(
         context_lens, _to_device(plan.new_lens, device), page_table, page_tokens, plan.num_tokens
     )
-    decodes = plan.num_decodes
-    decode = prefill = None
+    decodes, verifies = plan.num_decodes, plan.verifies
+    decode = verify = prefill = None
     if decodes:
         decode = DecodeBatch(slots[:decodes], page_table[:decodes], seq_lens[:decodes])
-    if decodes < plan.num_seqs:
-        context = context_lens[decodes:]
-        prefill = PrefillBatch(
-            slots[decodes:], page_table[decodes:], cu_seqlens[decodes:] - decodes, context, context > 0
-        )
-    last_rows = np.cumsum(plan.new_lens, dtype=np.int64) - 1
-    logit_rows = np.arange(plan.num_tokens) if all_logits else last_rows[plan.sampled]
-    return StepBatch(_to_device(plan.token_ids, device), kv_rows, _to_device(logit_rows, device), decode, prefill)
+    if plan.num_verifies:
+        bounds = cu_seqlens[decodes : verifies.stop + 1] - decodes
+        verify = VerifyBatch(slots[verifies], page_table[verifies], bounds, context_lens[verifies])
+    if verifies.stop < plan.num_seqs:
+        rest = slice(verifies.stop, None)
+        context, bounds = context_lens[rest], cu_seqlens[rest]
+        prefill = PrefillBatch(slots[rest], page_table[rest], bounds - bounds[0], context, context > 0)
+    logit_rows = np.arange(plan.num_tokens) if all_logits else _sampled_rows(plan)
+    return StepBatch(token_ids, kv_rows, _to_device(logit_rows, device), decode, prefill, verify)
+
+
+def _sampled_rows(plan: StepPlan) -> np.ndarray:
+    """The rows whose logits are sampled, int64: the last of each sequence in `sampled`, all of one that verifies."""
+    ends = np.cumsum(plan.new_lens, dtype=np.int64)
+    if not plan.num_verifies:
+        return ends[plan.sampled] - 1
+    counts = np.ones(plan.num_seqs, np.int64)
+    counts[plan.verifies] = plan.new_lens[plan.verifies]
+    parts = [np.arange(int(ends[i] - counts[i]), int(ends[i])) for i in plan.sampled.tolist()]
+    return np.concatenate(parts)

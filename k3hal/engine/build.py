@@ -22,7 +22,6 @@ from k3hal.dispatch.runtime import DeviceRuntime, runtime_for
 from k3hal.engine.async_engine import AsyncEngine
 from k3hal.engine.cache.arena import CacheArena
 from k3hal.engine.cache.layout import CacheLayout
-from k3hal.engine.cache.policy import RetentionPolicy
 from k3hal.engine.cache.prefix import PrefixCache
 from k3hal.engine.core import EngineCore
 from k3hal.engine.generation_config import read_generation_config
@@ -97,7 +96,7 @@ def build(folder: Path, options: EngineOptions) -> BuiltEngine:
     )
     sampler = Sampler(config.vocab_size, info.max_num_seqs, arena.pages.device, ops.fn("sample"))
     runner = ModelRunner(loaded, arena, sampler, ops.fn("step_metadata"), ops.fn("copy_pages"))
-    core = assemble_core(runner, arena, info, defaults, options.policy(), options.prefix_match_unit)
+    core = assemble_core(runner, arena, info, defaults, options)
     return BuiltEngine(AsyncEngine(core), runner, tokenizer, folder.name, dataclasses.asdict(defaults), plan, memory)
 
 
@@ -106,8 +105,7 @@ def assemble_core(
     arena: CacheArena,
     info: EngineInfo,
     defaults: GenerationDefaults,
-    policy: RetentionPolicy,
-    match_unit: int,
+    options: EngineOptions,
 ) -> EngineCore:
     """Cache and scheduler over an arena, and the core that drives them."""
     cache = PrefixCache(
@@ -115,8 +113,8 @@ def assemble_core(
         arena.num_slots,
         info.max_num_seqs,
         info.max_model_len,
-        policy=policy,
-        match_unit=match_unit,
+        policy=options.policy(),
+        match_unit=options.prefix_match_unit,
     )
     scheduler = Scheduler(
         cache,
@@ -124,7 +122,7 @@ def assemble_core(
         max_num_batched_tokens=info.max_num_batched_tokens,
         max_queue=info.max_queue,
     )
-    return EngineCore(scheduler, runner, info, defaults)
+    return EngineCore(scheduler, runner, info, defaults, options.async_depth)
 
 
 def choose_dtypes(options: EngineOptions, device: DeviceDescription) -> tuple[torch.dtype, torch.dtype]:

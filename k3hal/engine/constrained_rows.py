@@ -25,7 +25,7 @@ class ConstrainedRows:
     """Masks for the rows that are constrained; steps without such a row cost nothing.
 
     A matcher that fails ends its own sequence: the row's logits are masked as a whole, so that no token comes of them,
-    and `failures` says why.
+    and `take_failures` says why.
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
@@ -34,7 +34,12 @@ class ConstrainedRows:
         self._words = -(-vocab_size // 32)
         self._shifts = torch.arange(32, dtype=torch.int32, device=device)
         self._rows: dict[int, _Row] = {}
-        self.failures: dict[int, str] = {}
+        self._failures: dict[int, str] = {}
+
+    def take_failures(self) -> dict[int, str]:
+        """Why rows gave no token since this was last asked."""
+        failures, self._failures = self._failures, {}
+        return failures
 
     def forget(self, row: int) -> None:
         self._rows.pop(row, None)
@@ -61,12 +66,11 @@ class ConstrainedRows:
 
         The masks are made on the host, beside whatever the device still computes of the logits.
         """
-        self.failures = {}
         if not self._rows:
             return
         places = [i for i, row in enumerate(rows) if row in self._rows]
         masks = np.empty((len(places), self._words), np.int32)
-        used = [k for k, i in enumerate(places) if self._fill(masks[k], i, rows[i], int(positions[i]))]
+        used = [k for k, i in enumerate(places) if self._fill(masks[k], rows[i], int(positions[i]))]
         if not used:
             return
         words = torch.from_numpy(masks[used]).to(self._device)
@@ -85,7 +89,7 @@ class ConstrainedRows:
             except ConstraintError as error:
                 _fail(state, error)
 
-    def _fill(self, mask: np.ndarray, place: int, row: int, position: int) -> bool:
+    def _fill(self, mask: np.ndarray, row: int, position: int) -> bool:
         """Fill a row's mask; False when it needs none."""
         state = self._rows[row]
         needed = True
@@ -95,7 +99,7 @@ class ConstrainedRows:
             except ConstraintError as error:
                 _fail(state, error)
         if state.matcher is None:
-            self.failures[place] = state.error
+            self._failures[row] = state.error
             mask[:] = 0
             return True
         if position < state.min_tokens:

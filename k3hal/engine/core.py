@@ -7,8 +7,9 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from k3hal.engine.flights import Flight, Flights
 from k3hal.engine.interface import EngineInfo, EngineOutput, EngineRequest, EngineStats, TokenLogprob
-from k3hal.engine.request import Request
+from k3hal.engine.request import NO_ROW, Request
 from k3hal.engine.sampling import GenerationDefaults
 from k3hal.engine.scheduler import Scheduler
 from k3hal.engine.step_plan import StepPlan, StepResult
@@ -32,12 +33,21 @@ class _Closed:
 
 
 class EngineCore:
-    """Requests, scheduler and runner, driven by `step`. Not thread-safe."""
+    """Requests, scheduler and runner, driven by `step`. Not thread-safe.
+
+    Up to `async_depth` steps are planned before the first of them has been answered.
+    """
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, info: EngineInfo, defaults: GenerationDefaults | None = None
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        info: EngineInfo,
+        defaults: GenerationDefaults | None = None,
+        async_depth: int = 1,
     ) -> None:
         self.scheduler = scheduler
+        self.flights = Flights(async_depth)
         self.runner = runner
         self.info = info
         self.defaults = defaults or GenerationDefaults()
@@ -49,7 +59,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._requests)
+        return bool(self._requests or self.flights)
 
     def check(self, request: EngineRequest) -> Request:
         """A request ready to be added. Raises `RequestError`, or `EngineDeadError` when nothing will ever run again."""
@@ -102,37 +112,44 @@ class EngineCore:
         self.dead = reason
         requests = {request.id: request for request in others} | self._requests
         self._requests = {}
-        self.scheduler.running, self.scheduler.waiting = [], []
+        self.scheduler.running, self.scheduler.waiting, self.scheduler.leaving = [], [], []
+        for _ in self.flights.drop():
+            self.scheduler.give_up()
         for request in requests.values():
             request.finish_reason, request.error = "error", reason
-        return [_output(request, -1, None) for request in requests.values()]
+        return [_output(request) for request in requests.values()]
 
     def close(self) -> None:
         """Let go of the runner, and with it of model and arena. Nothing may be called afterwards but `stats`."""
         self.dead = self.dead or "it is closed"
         self.runner = _Closed()
+        self.flights.close()
 
     def step(self) -> list[EngineOutput]:
-        """Run one step; what it produced. Nothing to do gives nothing.
+        """Plan as far ahead as may be, and wait for one step; what it produced. Nothing to do gives nothing.
 
         When the runner fails, the requests of the step end with `finish_reason="error"` and the rest go on, unless that
         happens several times in a row: then the engine is dead and every request ends so.
         """
-        scheduled = self.scheduler.schedule()
-        if scheduled is None:
+        while len(self.flights) < self.flights.depth and (scheduled := self.scheduler.schedule()) is not None:
+            self.flights.start(self.runner.execute, *scheduled)
+        if not self.flights:
             return []
-        plan, requests = scheduled
+        flight = self.flights.land()
+        plan = flight.plan
         try:
-            result = self.runner.execute(plan)
+            result = flight.answer.result()
         except Exception as error:
             logger.exception("step %d failed with %d sequences", plan.epoch, plan.num_seqs)
-            return self._fail(plan, requests, f"{type(error).__name__}: {error}")
+            return self._fail(flight, f"{type(error).__name__}: {error}")
         if result.epoch != plan.epoch:
             raise RuntimeError(f"the runner answered step {result.epoch}, asked was {plan.epoch}")
         self._failed_steps = 0
         self._steps += 1
-        self._generated_tokens += plan.sampled.size
-        return self._deliver(self.scheduler.advance(plan, requests), result)
+        sampled = self.scheduler.advance(plan, flight.requests, result.accepted)
+        outputs = self._deliver(sampled, flight, result)
+        self.scheduler.free_left()
+        return outputs
 
     def stats(self, submitted: int = 0) -> EngineStats:
         """Present figures; `submitted` requests more are on their way to the queue. May be called from any thread."""
@@ -153,43 +170,57 @@ class EngineCore:
         if self.dead is not None:
             raise EngineDeadError(f"the engine has failed: {self.dead}", hint="restart it; the log has the traceback")
 
-    def _deliver(self, sampled: list[Request], result: StepResult) -> list[EngineOutput]:
+    def _deliver(self, sampled: list[Request], flight: Flight, result: StepResult) -> list[EngineOutput]:
         """Append the sampled tokens and report them; requests that ended are forgotten."""
         now = time.monotonic()
-        logprobs: Sequence[TokenLogprob | None] = result.logprobs or [None] * len(sampled)
         outputs: list[EngineOutput] = []
         finished: list[Request] = []
-        for place, (request, token, logprob) in enumerate(zip(sampled, result.token_ids, logprobs, strict=True)):
-            if token < 0:
-                request.finish_reason = "error"
-                request.error = result.failures.get(place, "the model's logits are not finite")
-            else:
-                request.append(token)
+        counts = _tokens_each(flight.plan, result)
+        tokens, logprobs = iter(result.token_ids), iter(result.logprobs or [])
+        rows = flight.plan.rows[flight.plan.sampled].tolist()
+        for request, count, row in zip(sampled, counts, rows, strict=True):
+            group = [next(tokens) for _ in range(count)]
+            asked = [next(logprobs) for _ in range(count)] if result.logprobs else [None] * count
+            ended = request.finish_reason is not None
+            taken = _append(request, group, result.failures.get(row, "the model's logits are not finite"))
+            if ended:
+                continue
+            self._generated_tokens += taken
+            if taken:
                 request.first_token = request.first_token or now
             if request.finish_reason:
                 finished.append(request)
-            outputs.append(_output(request, token, logprob))
+            outputs.append(_output(request, group[:taken], asked[:taken]))
         if finished:
             self._forget(finished)
         return outputs
 
-    def _fail(self, plan: StepPlan, requests: list[Request], reason: str) -> list[EngineOutput]:
-        """End what a failed step touched: its sequences, and when pages were being moved, everything in the cache."""
+    def _fail(self, flight: Flight, reason: str) -> list[EngineOutput]:
+        """End what failed steps touched: their sequences, and when pages were being moved, everything in the cache.
+
+        The steps that were planned on the success of the one that failed have failed too.
+        """
         self._failed_steps += 1
         if self._failed_steps >= FAILED_STEPS_UNTIL_DEAD:
             return self.die(reason)
-        lost = list(self.scheduler.running) if len(plan.copies) else requests
+        failed = [flight, *self.flights.drop()]
+        for request in (request for one in failed for request in one.requests):
+            request.spoilt = True
+        copied = any(len(one.plan.copies) for one in failed)
+        self.scheduler.give_up()
+        self.scheduler.free_left()
+        lost = [request for request in self._requests.values() if request.spoilt or (copied and request.row != NO_ROW)]
         for request in lost:
             request.finish_reason, request.error = "error", reason
         outputs = self._finish(lost)
-        if len(plan.copies):
+        if copied:
             self.scheduler.cache.forget()
         return outputs
 
     def _finish(self, requests: list[Request]) -> list[EngineOutput]:
         """Forget requests that end without a token, and tell so."""
         self._forget(requests)
-        return [_output(request, -1, None) for request in requests]
+        return [_output(request) for request in requests]
 
     def _forget(self, requests: list[Request]) -> None:
         self.scheduler.remove(requests)
@@ -197,13 +228,39 @@ class EngineCore:
             del self._requests[request.id]
 
 
-def _output(request: Request, token: int, logprob: TokenLogprob | None) -> EngineOutput:
-    """One increment: a token (none when negative), and the end when the request has one."""
+def _append(request: Request, tokens: list[int], failure: str) -> int:
+    """Give a request what a step sampled for it; how many of the tokens it takes before it ends.
+
+    `failure` says why where a token could not be sampled.
+    """
+    taken = 0
+    for token in tokens:
+        if request.finish_reason is not None:
+            request.append_surplus(token)
+        elif token < 0:
+            request.finish_reason, request.error = "error", failure
+        else:
+            request.append(token)
+            taken += 1
+    return taken
+
+
+def _tokens_each(plan: StepPlan, result: StepResult) -> list[int]:
+    """How many tokens a step gives each of `plan.sampled`."""
+    if not plan.num_verifies:
+        return [1] * plan.sampled.size
+    first = plan.verifies.start
+    return [1 + (result.accepted[i - first] if first <= i < plan.verifies.stop else 0) for i in plan.sampled.tolist()]
+
+
+def _output(request: Request, tokens: Sequence[int] = (), logprobs: Sequence[TokenLogprob | None] = ()) -> EngineOutput:
+    """One increment: tokens, and the end when the request has one."""
     ended = request.finish_reason is not None
+    known = tuple(one for one in logprobs if one is not None)
     return EngineOutput(
         request_id=request.id,
-        token_ids=(token,) if token >= 0 else (),
-        logprobs=(logprob,) if logprob is not None and token >= 0 else None,
+        token_ids=tuple(tokens),
+        logprobs=known or None,
         finish_reason=request.finish_reason,
         stop_reason=request.stop_reason,
         num_cached_tokens=request.num_cached_tokens,

@@ -19,6 +19,7 @@ KvCacheDType = Literal["auto", "bf16", "fp8"]
 
 DEFAULT_MAX_NUM_SEQS = 64
 DEFAULT_MAX_QUEUE = 1024
+MOST_STEPS_AHEAD = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,8 @@ class EngineOptions:
     wait; `plan` a saved dispatch plan to pin; `ops` provider overrides; `tokenizer` a directory other than the model's;
     `mla_latent_norm_eps` the epsilon of the MLA latents' norms; `prefix_cache_policy` what of earlier sequences is kept
     (`cost`, `second-hit`, `prompt`, `interval` or `none`), `prefix_match_unit` the tokens in which prefixes are
-    compared, `prefix_cache_retention_interval` the tokens between the snapshots of `interval`.
+    compared, `prefix_cache_retention_interval` the tokens between the snapshots of `interval`; `async_depth` steps are
+    planned at once, so that planning takes no time between steps (1 plans each when the one before has been answered).
     """
 
     device: str = "auto"
@@ -49,6 +51,7 @@ class EngineOptions:
     prefix_cache_policy: str = "cost"
     prefix_match_unit: int = 128
     prefix_cache_retention_interval: int | None = None
+    async_depth: int = 1
 
     @classmethod
     def of(cls, **options: Any) -> EngineOptions:
@@ -76,6 +79,9 @@ class EngineOptions:
             self._check_integer(name, 1)
         self._check_integer("prefix_match_unit", 1)
         self._check_integer("max_queue", 0)
+        self._check_integer("async_depth", 1)
+        if self.async_depth > MOST_STEPS_AHEAD:
+            raise UsageError(f"async_depth is {self.async_depth}", hint=f"it is at most {MOST_STEPS_AHEAD}")
         if self.max_model_len == 1:
             raise UsageError("max_model_len is 1", hint="a prompt and one answer take at least 2 tokens")
         if self.memory_budget is not None and not _is_positive(self.memory_budget):

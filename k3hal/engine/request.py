@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from k3hal.engine.cache.interface import SequenceCache
 from k3hal.engine.cache.keys import NO_CONTEXT, PrefixContext, UnitKeys
 from k3hal.engine.constraint import Constraint
 from k3hal.engine.interface import EngineRequest, FinishReason, RequestTiming
@@ -43,9 +44,13 @@ def check_token_ids(token_ids: Sequence[int] | np.ndarray, vocab_size: int, max_
 class Request:
     """A sequence and its progress.
 
-    The first `num_tokens` of `buffer` are the prompt and what was generated; the cache holds the first `num_computed`
-    of them, in row `row`, whose pages take `capacity` tokens. `keys` name its prefixes to the cache, in its
-    `context`. `rank` orders requests: lower priority numbers first, then arrival.
+    The first `num_tokens` of `buffer` are the prompt and what was generated. Once every step that is planned has run,
+    the cache holds the first `num_computed` tokens, in row `row`, whose pages take `capacity` tokens, and `pending`
+    more tokens have been sampled; `last_epoch` is the last of those steps. `surplus` tokens follow in `buffer` that
+    were sampled behind the end of a request which ended while steps were under way: the cache holds them, nobody gets
+    them. `spoilt` when what the cache holds is not to be trusted, `verifying` while a step with drafts of it is under
+    way. `keys` name its prefixes to the cache, in its `context`. `rank` orders requests: lower priority numbers first,
+    then arrival.
     """
 
     id: str
@@ -56,6 +61,11 @@ class Request:
     arrival: float
     num_tokens: int = 0
     num_computed: int = 0
+    pending: int = 0
+    surplus: int = 0
+    spoilt: bool = False
+    verifying: bool = False
+    last_epoch: int = -1
     row: int = NO_ROW
     capacity: int = 0
     last_token: int = -1
@@ -106,8 +116,13 @@ class Request:
 
     @property
     def computed(self) -> np.ndarray:
-        """The tokens the cache holds."""
+        """The tokens the cache holds. All of them must be known."""
         return self.buffer[: self.num_computed]
+
+    @property
+    def known(self) -> bool:
+        """Whether every token that the cache holds is known."""
+        return self.num_computed <= self.num_tokens + self.surplus
 
     @property
     def num_output(self) -> int:
@@ -115,22 +130,25 @@ class Request:
 
     @property
     def remaining(self) -> int:
-        """Known tokens that are not in the cache yet; at least one while the request is alive."""
-        return self.num_tokens - self.num_computed
+        """Tokens, known or about to be, that are not in the cache yet; at least one while the request is alive."""
+        return self.num_tokens + self.pending - self.num_computed
 
     @property
     def decoding(self) -> bool:
         """Whether one token on top of a valid state is all that is left."""
-        return self.num_tokens - self.num_computed == 1 and self.num_computed > 0
+        return self.remaining == 1 and self.num_computed > 0
+
+    @property
+    def full(self) -> bool:
+        """Whether what is under way gives it the last token it may have."""
+        return self.num_output + self.pending >= self.sampling.max_tokens
 
     def append(self, token: int) -> None:
         """Take one generated token and see whether it ends the request.
 
         No end comes before `min_tokens`, but where a constraint leaves nothing else.
         """
-        if self.num_tokens == self.buffer.size:
-            self.buffer = np.concatenate((self.buffer, np.zeros(max(self.buffer.size, 64), np.int64)))
-        self.buffer[self.num_tokens] = token
+        self._write(self.num_tokens, token)
         self.last_token = token
         self.num_tokens += 1
         sampling = self.sampling
@@ -141,6 +159,22 @@ class Request:
             self.finish_reason = "stop"
         elif self.num_output >= sampling.max_tokens:
             self.finish_reason = "length"
+
+    def set_capacity(self, cache: SequenceCache) -> None:
+        """Remember the tokens its row has pages for; without pages only the table's width limits it."""
+        pages = int(cache.num_pages[self.row])
+        self.capacity = pages * cache.page_tokens if pages else cache.longest_sequence()
+
+    def append_surplus(self, token: int) -> None:
+        """Take a token that was sampled behind the end; -1 for one that could not be."""
+        self.spoilt = self.spoilt or token < 0
+        self._write(self.num_tokens + self.surplus, max(token, 0))
+        self.surplus += 1
+
+    def _write(self, place: int, token: int) -> None:
+        if place == self.buffer.size:
+            self.buffer = np.concatenate((self.buffer, np.zeros(max(self.buffer.size, 64), np.int64)))
+        self.buffer[place] = token
 
     def timing(self) -> RequestTiming:
         """The request's life so far; called when it has ended."""

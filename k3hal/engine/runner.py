@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +15,8 @@ from k3hal.engine.batch import build_batch
 from k3hal.engine.cache.arena import CacheArena
 from k3hal.engine.cache.interface import PageCopies
 from k3hal.engine.sampler import Sampler
-from k3hal.engine.step_plan import StepPlan, StepResult
+from k3hal.engine.step_plan import NOT_YET, StepPlan, StepResult
+from k3hal.engine.verify import sample_drafts
 from k3hal.model.batch import CacheViews, StepBatch
 
 
@@ -26,6 +29,18 @@ class StepModel(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """fp32 [R, V] of hidden states [R, D]."""
+        ...
+
+
+@runtime_checkable
+class VerifyingModel(StepModel, Protocol):
+    """A model that takes drafts."""
+
+    def commit(self, batch: StepBatch, cache: CacheViews, kept: Tensor) -> None:
+        """Leave the state of each sequence of `batch.verify` as after its first `kept` int32 [N] new tokens.
+
+        Called once after each forward pass over such a batch, before the next one.
+        """
         ...
 
 
@@ -56,12 +71,18 @@ class ModelRunner:
         """Run one step. Raises `RuntimeError` on a plan out of order; whatever the model raises passes through."""
         for binding in plan.bindings:
             self._sampler.bind(binding)
+        if plan.num_verifies:
+            _verifying(self.model)
         hidden, batch = self._forward(plan)
         if not plan.sampled.size:
             return StepResult(plan.epoch, [])
         logits = self.model.logits(hidden[batch.logit_rows])
-        token_ids, logprobs = self._sampler.sample(logits, plan.rows[plan.sampled], plan.positions)
-        return StepResult(plan.epoch, token_ids, logprobs, self._sampler.failures)
+        if not plan.num_verifies:
+            token_ids, logprobs = self._sampler.sample(logits, plan.rows[plan.sampled], plan.positions)
+            return StepResult(plan.epoch, token_ids, logprobs, failures=self._sampler.take_failures())
+        result = sample_drafts(plan, logits, self._sampler)
+        self._commit(plan, batch, result.accepted)
+        return replace(result, failures=self._sampler.take_failures())
 
     @torch.inference_mode()
     def score(self, plan: StepPlan) -> Tensor:
@@ -75,9 +96,25 @@ class ModelRunner:
         self._epoch = plan.epoch
         self._copy(plan.copies)
         device = self.arena.pages.device
-        batch = build_batch(plan, self._step_metadata, self.arena.layout.page_tokens, device, all_logits=all_logits)
+        page_tokens, token_ids = self.arena.layout.page_tokens, self._token_ids(plan)
+        batch = build_batch(plan, self._step_metadata, page_tokens, device, token_ids, all_logits=all_logits)
         hidden = self._observed(plan, batch) if self._observers else self.model.forward(batch, self.arena.views)
         return hidden, batch
+
+    def _commit(self, plan: StepPlan, batch: StepBatch, accepted: list[int]) -> None:
+        """Leave the states of the sequences that verified as after what was accepted."""
+        kept = torch.tensor(accepted, dtype=torch.int32, device=self.arena.pages.device) + 1
+        _verifying(self.model).commit(batch, self.arena.views, kept)
+
+    def _token_ids(self, plan: StepPlan) -> Tensor:
+        """The step's tokens on the device, those that an earlier step sampled among them."""
+        token_ids = torch.from_numpy(plan.token_ids).to(self.arena.pages.device)
+        late = np.flatnonzero(plan.token_ids[: plan.num_decodes] == NOT_YET)
+        if late.size:
+            index = torch.from_numpy(late).to(token_ids.device)
+            token_ids = token_ids.clone()  # the plan stays as it is
+            token_ids[index] = self._sampler.last_tokens(plan.rows[late])
+        return token_ids
 
     def _observed(self, plan: StepPlan, batch: StepBatch) -> Tensor:
         views = self.arena.views
@@ -104,3 +141,9 @@ class ModelRunner:
             device = self.arena.pages.device
             src, dst = torch.from_numpy(copies.src).to(device), torch.from_numpy(copies.dst).to(device)
             self._copy_pages(self.arena.pages, src, dst)
+
+
+def _verifying(model: StepModel) -> VerifyingModel:
+    if not isinstance(model, VerifyingModel):
+        raise RuntimeError(f"a step has drafts, and {type(model).__name__} verifies none")
+    return model

@@ -40,11 +40,11 @@ class Sampler:
         self._num_logprobs = np.full(max_rows, _NO_LOGPROBS, np.int32)
         self._bias: dict[int, tuple[Tensor, Tensor]] = {}
         self._banned: dict[int, tuple[int, Tensor]] = {}
+        self._last = torch.zeros(max_rows, dtype=torch.int64, device=device)
 
-    @property
-    def failures(self) -> dict[int, str]:
-        """Why no token came of a place of the last step, where a constraint failed."""
-        return self._constrained.failures
+    def take_failures(self) -> dict[int, str]:
+        """Why no token came of a row, of all rows whose constraints failed since this was last asked."""
+        return self._constrained.take_failures()
 
     def bind(self, binding: RowBinding) -> None:
         """Give a row to a sequence; everything of its previous one is dropped."""
@@ -88,9 +88,14 @@ class Sampler:
                 logits = torch.where(torch.isfinite(best).unsqueeze(-1), logits, 0.0)
             self._draw(logits, tokens, rows, positions, random)
         self._penalties.record(row_list, tokens)
+        self._last[torch.from_numpy(rows).to(self._device)] = tokens
         token_ids = [token if ok else -1 for token, ok in zip(tokens.tolist(), finite, strict=True)]
         self._constrained.record(row_list, token_ids)
         return token_ids, None if raw is None else self._logprobs(raw, asked, rows, token_ids)
+
+    def last_tokens(self, rows: np.ndarray) -> Tensor:
+        """What each of `rows` int [N] sampled last, int64 [N] on the device; any token where it gave -1."""
+        return self._last[torch.from_numpy(rows).to(self._device)]
 
     def _adjust(self, logits: Tensor, rows: list[int], positions: np.ndarray) -> None:
         biased = [(i, *self._bias[row]) for i, row in enumerate(rows) if row in self._bias] if self._bias else []

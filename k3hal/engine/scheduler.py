@@ -10,6 +10,8 @@ import numpy as np
 
 from k3hal.engine.cache.interface import SequenceCache
 from k3hal.engine.cache.keys import UnitKeys
+from k3hal.engine.drafts import Drafter, pick_drafts
+from k3hal.engine.plan_builder import build_plan
 from k3hal.engine.request import NO_ROW, Request
 from k3hal.engine.step_plan import RowBinding, StepPlan
 from k3hal.errors import QueueFullError, RequestError
@@ -29,24 +31,46 @@ class Scheduler:
     A sequence is admitted when the pages of all its known tokens fit, so only growth can run out of memory; then the
     lowest-ranked sequence is preempted: it gives everything back and later starts again from its prompt and what it
     generated. The highest-ranked one is never preempted and always fits alone, hence somebody always advances.
+
+    A step may be planned while earlier ones are under way; the steps run one after the other, as planned. A token that
+    such a step samples is planned for unseen. Then three things wait for what is under way: a sequence that verifies
+    drafts, or stops at a place whose name needs the token; a preemption, until nothing is; and the memory of a request
+    that has ended, until the last step that was planned with it has run.
     """
 
-    def __init__(self, cache: SequenceCache, *, max_num_seqs: int, max_num_batched_tokens: int, max_queue: int) -> None:
+    def __init__(
+        self,
+        cache: SequenceCache,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_queue: int,
+        drafter: Drafter | None = None,
+    ) -> None:
         if max_num_batched_tokens < max_num_seqs:
             raise ValueError("a step must have room for one token of every running sequence")
         self.cache = cache
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_queue = max_queue
+        self.drafter = drafter
         self.waiting: list[Request] = []
         self.running: list[Request] = []
+        self.leaving: list[Request] = []
         self.preemptions = self.prompt_tokens = self.cached_tokens = 0
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._epoch = 0
+        self._ran = -1
         self._bindings: list[RowBinding] = []
+        self._stopped: list[Request] = []
 
     @property
     def idle(self) -> bool:
-        return not (self.running or self.waiting)
+        return not (self.running or self.waiting or self.leaving)
+
+    @property
+    def under_way(self) -> int:
+        """Steps that are planned and have not run."""
+        return self._epoch - 1 - self._ran
 
     def check_room(self, submitted: int = 0) -> None:
         """Raise `QueueFullError` when no further request may come, `submitted` ones being on their way.
@@ -80,67 +104,121 @@ class Scheduler:
         insort(self.waiting, request, key=_rank)
 
     def remove(self, requests: list[Request]) -> None:
-        """Forget requests, wherever they are, and free what they hold. Not while their step is under way.
+        """Forget requests, wherever they are, and free what they hold: now, or when the steps they are in have run.
 
         What they computed may serve others, unless they ended in an error.
         """
         gone = {request.id for request in requests}
         for request in requests:
-            if request.row != NO_ROW:
-                self._release(request, trusted=request.finish_reason != "error")
+            if request.row != NO_ROW and request.last_epoch > self._ran:
+                self.leaving.append(request)
+            elif request.row != NO_ROW:
+                self._release(request)
         self.running = [r for r in self.running if r.id not in gone]
         self.waiting = [r for r in self.waiting if r.id not in gone]
 
+    def free_left(self) -> None:
+        """Free what ended requests hold whose last step has run. After what it sampled is appended to them."""
+        if not self.leaving:
+            return
+        for request in self.leaving:
+            if request.last_epoch <= self._ran:
+                self._release(request)
+        self.leaving = [request for request in self.leaving if request.row != NO_ROW]
+
     def schedule(self) -> tuple[StepPlan, list[Request]] | None:
-        """The next step and its sequences in the plan's order, or None when there is nothing to do."""
-        if self.idle:
+        """The next step and its sequences in the plan's order, or None when there is nothing to do.
+
+        None also while all there is to do must wait for steps under way.
+        """
+        self._reach()
+        if not (self.running or self.waiting):
             return None
         preempted_before = self.preemptions
-        decodes, prefills = self._grow_decodes()
+        grown = self._grow_decodes()
+        if grown is None:
+            return None
+        decodes, prefills = grown
         budget = self.max_num_batched_tokens - len(decodes)
+        verifies: list[tuple[Request, np.ndarray]] = []
+        if self.drafter is not None:
+            verifies = pick_drafts(self.drafter, decodes, self.cache, budget // 2)
+            drafted = {request.id for request, _ in verifies}
+            decodes = [request for request in decodes if request.id not in drafted]
+            budget -= sum(drafts.size for _, drafts in verifies)
         chunks: list[tuple[Request, int]] = []
         for request in prefills:
             if budget and request.row != NO_ROW:
                 budget -= self._add_chunk(request, budget, chunks)
         if self.preemptions == preempted_before:
             self._admit(budget, chunks)
-        if not decodes and not chunks:
+        if decodes or verifies or chunks:
+            return self._plan(decodes, verifies, chunks)
+        if not self.under_way:
             raise RuntimeError("requests are left and none can run; admission promised that one always can")
-        return self._plan(decodes, chunks)
+        return None
 
-    def advance(self, plan: StepPlan, requests: list[Request]) -> list[Request]:
-        """Count a step's tokens as computed; the requests whose next token was sampled, in the plan's order."""
-        for request, new in zip(requests, plan.new_lens.tolist(), strict=True):
-            request.num_computed += new
-        reached = np.flatnonzero(plan.context_lens + plan.new_lens >= self.cache.next_stop[plan.rows])
-        for i in reached.tolist():
-            self.cache.reach(requests[i].row, requests[i].computed)
-        return [requests[i] for i in plan.sampled.tolist()]
+    def advance(self, plan: StepPlan, requests: list[Request], accepted: list[int] | None = None) -> list[Request]:
+        """A step has run, `accepted` drafts of each sequence that verified; the requests sampled, in the plan's order.
 
-    def _grow_decodes(self) -> tuple[list[Request], list[Request]]:
+        To be called for every plan, in order. What was sampled is then to be appended to the requests.
+        """
+        self._ran = plan.epoch
+        for i, drafts in zip(range(plan.verifies.start, plan.verifies.stop), accepted or (), strict=True):
+            request = requests[i]
+            request.num_computed += 1 + drafts
+            if request.row != NO_ROW and request.num_computed >= self.cache.next_stop[request.row]:
+                self._stopped.append(request)
+        sampled = [requests[i] for i in plan.sampled.tolist()]
+        for request in sampled:
+            request.pending -= 1
+            request.verifying = False
+        self._reach()
+        return sampled
+
+    def give_up(self) -> None:
+        """The steps under way have failed or will not run. The requests in them are to be removed with an error."""
+        self._ran = self._epoch - 1
+        self._stopped = []
+
+    def _reach(self) -> None:
+        """Tell the cache of the sequences that have come to a stop, or will have when the next step begins."""
+        late: list[Request] = []
+        for request in self._stopped:
+            if request.row != NO_ROW and request.known:
+                self.cache.reach(request.row, request.computed)
+            elif request.row != NO_ROW:
+                late.append(request)
+        self._stopped = late
+
+    def _grow_decodes(self) -> tuple[list[Request], list[Request]] | None:
         """The sequences that decode, each with room for its token, and those whose prompts are under way.
 
-        Sequences from the end of the ranking pay for the room; they may be among the second.
+        Sequences from the end of the ranking pay for the room; they may be among the second. None when one would have
+        to and steps are under way.
         """
         decodes: list[Request] = []
         prefills: list[Request] = []
+        stopped = {request.id for request in self._stopped}
         for request in tuple(self.running):
-            computed, tokens = request.num_computed, request.num_tokens
+            computed, tokens = request.num_computed, request.num_tokens + request.pending
+            if request.pending and (request.full or request.verifying or request.id in stopped):
+                continue
             if tokens - computed != 1 or not computed:
                 prefills.append(request)
-            elif tokens <= request.capacity or (request.row != NO_ROW and self._extend(request)):
+            elif tokens <= request.capacity:
                 decodes.append(request)
+            elif request.row != NO_ROW:
+                while not self.cache.extend(request.row, tokens):
+                    if self.under_way:
+                        return None
+                    self._preempt(self.running[-1])
+                    if request.row == NO_ROW:
+                        break
+                else:
+                    request.set_capacity(self.cache)
+                    decodes.append(request)
         return decodes, prefills
-
-    def _extend(self, request: Request) -> bool:
-        """Make room for one more token, preempting from the end; False when `request` itself had to go."""
-        while not self.cache.extend(request.row, request.num_tokens):
-            victim = self.running[-1]
-            self._preempt(victim)
-            if victim is request:
-                return False
-        self._set_capacity(request)
-        return True
 
     def _preempt(self, request: Request) -> None:
         self._release(request, preempted=True)
@@ -183,7 +261,7 @@ class Scheduler:
 
     def _start(self, request: Request, row: int, cached: int) -> None:
         request.row, request.num_computed = row, cached
-        self._set_capacity(request)
+        request.set_capacity(self.cache)
         if not request.scheduled:
             request.scheduled = time.monotonic()
             request.num_cached_tokens = cached
@@ -193,52 +271,30 @@ class Scheduler:
         tokens = request.token_ids.copy()
         self._bindings.append(RowBinding(row, request.sampling, tokens, request.num_prompt, request.constraint))
 
-    def _set_capacity(self, request: Request) -> None:
-        """Remember the tokens a row has pages for; without pages only the table's width limits it."""
-        pages = int(self.cache.num_pages[request.row])
-        request.capacity = pages * self.cache.page_tokens if pages else self.cache.longest_sequence()
-
-    def _release(self, request: Request, *, trusted: bool = True, preempted: bool = False) -> None:
+    def _release(self, request: Request, *, preempted: bool = False) -> None:
+        trusted = request.finish_reason != "error" and not request.spoilt
         self.cache.release(request.row, request.computed if trusted else None, preempted=preempted)
         self._free_rows.append(request.row)
         request.row, request.num_computed, request.capacity = NO_ROW, 0, 0
 
-    def _plan(self, decodes: list[Request], chunks: list[tuple[Request, int]]) -> tuple[StepPlan, list[Request]]:
-        """Gather the step. A prefill chunk of one token over a valid state is a decode."""
-        single = [request for request, chunk in chunks if chunk == 1 and request.num_computed]
+    def _plan(
+        self, decodes: list[Request], verifies: list[tuple[Request, np.ndarray]], chunks: list[tuple[Request, int]]
+    ) -> tuple[StepPlan, list[Request]]:
+        """Gather the step and count it as planned. A prefill chunk of one token over a valid state is a decode."""
+        decodes = decodes + [request for request, chunk in chunks if chunk == 1 and request.num_computed]
         chunks = [(request, chunk) for request, chunk in chunks if chunk > 1 or not request.num_computed]
-        requests = decodes + single + [request for request, _ in chunks]
-        num_decodes = len(decodes) + len(single)
-        rows = np.array([r.row for r in requests], np.int32)
-        context_lens = np.array([r.num_computed for r in requests], np.int32)
-        new_lens = np.ones(len(requests), np.int32)
-        new_lens[num_decodes:] = [chunk for _, chunk in chunks]
-        sampled = [i for i in range(num_decodes) if requests[i].decoding]
-        sampled += [num_decodes + i for i, (request, chunk) in enumerate(chunks) if chunk == request.remaining]
-        width = max(int(self.cache.num_pages[rows].max(initial=1)), 1)
-        plan = StepPlan(
-            epoch=self._epoch,
-            num_decodes=num_decodes,
-            rows=rows,
-            slots=self.cache.slots[rows],
-            context_lens=context_lens,
-            new_lens=new_lens,
-            page_table=self.cache.page_table[rows, :width],
-            token_ids=_gather_tokens(requests, num_decodes, new_lens),
-            sampled=np.array(sampled, np.int64),
-            positions=np.array([requests[i].num_output for i in sampled], np.int64),
-            bindings=tuple(self._bindings),
-            copies=self.cache.take_copies(),
-        )
+        plan, requests = build_plan(self._epoch, self.cache, decodes, verifies, chunks, tuple(self._bindings))
         self._bindings.clear()
         self._epoch += 1
+        stops = self.cache.next_stop[plan.rows]
+        for request in requests:
+            request.last_epoch = plan.epoch
+        for i in plan.sampled.tolist():
+            requests[i].pending += 1
+        # How far a sequence comes that verifies drafts is known when the step has run.
+        planned = plan.context_lens + plan.new_lens
+        planned[plan.verifies] = plan.context_lens[plan.verifies]
+        for request, computed in zip(requests, planned.tolist(), strict=True):
+            request.num_computed = computed
+        self._stopped += [requests[i] for i in np.flatnonzero(planned >= stops).tolist()]
         return plan, requests
-
-
-def _gather_tokens(requests: list[Request], num_decodes: int, new_lens: np.ndarray) -> np.ndarray:
-    """The step's token ids: one for each decode, then the chunks."""
-    first = np.array([r.buffer[r.num_computed] for r in requests[:num_decodes]], np.int64)
-    parts = [first]
-    for request, new in zip(requests[num_decodes:], new_lens[num_decodes:].tolist(), strict=True):
-        parts.append(request.buffer[request.num_computed : request.num_computed + new])
-    return np.concatenate(parts)

@@ -11,6 +11,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -25,6 +26,7 @@ from k3hal.serve.error_shapes import error_response
 from k3hal.serve.http_errors import HttpError, from_k3hal, json_response, raise_if_failed
 from k3hal.serve.messages.endpoint import count_tokens, messages
 from k3hal.serve.request_info import RequestInfos
+from k3hal.serve.responses.endpoint import cancel_response, delete_response, get_response, input_tokens, responses
 from k3hal.serve.router import DisconnectedError
 from k3hal.serve.state import ServerState, new_id
 from k3hal.serve.tokens import detokenize, tokenize
@@ -51,12 +53,22 @@ def create_app(state: ServerState) -> FastAPI:
             await asyncio.to_thread(state.engine.close)
 
     app = FastAPI(title="k3hal", version=__version__, lifespan=lifespan, openapi_url=None)
-    app.add_middleware(ApiKeyGuard, keys=state.config.api_keys)
+    config = state.config
+    app.add_middleware(ApiKeyGuard, keys=state.keys, limits=config.limits, metrics=state.metrics)
+    if config.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id", "X-Ignored-Fields", "Retry-After"],
+        )
     app.add_middleware(RequestInfos)
     for path, handler in _POSTS.items():
         app.add_route(path, _bind(state, handler), methods=["POST"])
     for path, handler in _GETS.items():
         app.add_route(path, _bind(state, handler), methods=["GET"])
+    app.add_route("/v1/responses/{name}", _bind(state, delete_response), methods=["DELETE"])
     _add_error_handlers(app, state)
     return app
 
@@ -70,7 +82,7 @@ async def _warm_up(state: ServerState) -> None:
         prompt = render_chat({"messages": [{"role": "user", "content": "Hello"}]}, state.config.thinking)
         ids = prompt.ids(state.tokenizer)[: state.engine.info.max_model_len - 1]
         try:
-            generation = state.submit(new_id("warmup"), [ids], SamplingParams(max_tokens=4), None)
+            generation = state.submit(new_id("warmup-"), [ids], SamplingParams(max_tokens=4), None)
             try:
                 while generation.unfinished:
                     for _, output in await generation.next():
@@ -150,6 +162,9 @@ _POSTS: dict[str, Handler] = {
     "/v1/chat/completions/render": render,
     "/v1/completions": completions,
     "/v1/embeddings": _no_embeddings,
+    "/v1/responses": responses,
+    "/v1/responses/input_tokens": input_tokens,
+    "/v1/responses/{name}/cancel": cancel_response,
     "/v1/messages": messages,
     "/v1/messages/count_tokens": count_tokens,
     "/tokenize": tokenize,
@@ -158,6 +173,7 @@ _POSTS: dict[str, Handler] = {
 _GETS: dict[str, Handler] = {
     "/v1/models": _models,
     "/v1/models/{name:path}": _one_model,
+    "/v1/responses/{name}": get_response,
     "/health": _health,
     "/ping": _health,
     "/load": _load,

@@ -1,45 +1,68 @@
-"""API keys: everything under `/v1` needs one when the server has any."""
+"""Who may use `/v1`: a key where the server has any, and within the key's limits."""
 
 from __future__ import annotations
-
-import hashlib
-import hmac
-from collections.abc import Sequence
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from k3hal.serve.error_shapes import error_response
 from k3hal.serve.http_errors import HttpError
+from k3hal.serve.keys import KeyRing, Limits
+from k3hal.serve.limiter import Limiter
+from k3hal.serve.metrics import Metrics
+from k3hal.serve.request_info import info_in
 
 
 class ApiKeyGuard:
-    """ASGI middleware. Keys are compared by digest in constant time, every one of them each time."""
+    """ASGI middleware. Without keys, `limits` hold for all clients together. Only a POST counts against limits."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: KeyRing, limits: Limits, metrics: Metrics) -> None:
         self._app = app
-        self._digests = [_digest(key.encode()) for key in keys]
+        self._keys = keys
+        self._limits = limits
+        self._limiter = Limiter()
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._guards(scope) and not self._allowed(Headers(scope=scope)):
-            error = HttpError(401, "missing or wrong API key", kind="authentication_error", code="invalid_api_key")
-            error.headers["WWW-Authenticate"] = "Bearer"
-            await error_response(error, scope["path"])(scope, receive, send)
+        if scope["type"] != "http" or not _guarded(scope):
+            await self._app(scope, receive, send)
             return
-        await self._app(scope, receive, send)
+        owner, limits = "", self._limits
+        if self._keys.guards:
+            key = self._keys.find(_token(Headers(scope=scope)))
+            if key is None:
+                await error_response(_unauthorized(), scope["path"])(scope, receive, send)
+                return
+            owner, limits = key.owner, key.limits
+            info = info_in(scope)
+            info.owner = owner
+            info.facts["key"] = key.name
+        if scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        try:
+            self._limiter.enter(owner, limits)
+        except HttpError as refusal:
+            self._metrics.rejected(refusal.code or "")
+            await error_response(refusal, scope["path"])(scope, receive, send)
+            return
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._limiter.leave(owner)
 
-    def _guards(self, scope: Scope) -> bool:
-        path = scope["path"]
-        return bool(self._digests) and scope["method"] != "OPTIONS" and (path == "/v1" or path.startswith("/v1/"))
 
-    def _allowed(self, headers: Headers) -> bool:
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer":
-            token = headers.get("x-api-key", "")  # as Anthropic's clients send it
-        given = _digest(token.strip().encode("latin-1"))  # undoes how ASGI headers are decoded
-        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return any(matches)
+def _guarded(scope: Scope) -> bool:
+    path = scope["path"]
+    return scope["method"] != "OPTIONS" and (path == "/v1" or path.startswith("/v1/"))
 
 
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
+def _token(headers: Headers) -> str:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return (token if scheme.lower() == "bearer" else headers.get("x-api-key", "")).strip()
+
+
+def _unauthorized() -> HttpError:
+    error = HttpError(401, "missing or wrong API key", kind="authentication_error", code="invalid_api_key")
+    error.headers["WWW-Authenticate"] = "Bearer"
+    return error

@@ -23,7 +23,7 @@ from k3hal.serve.turn import ChatTurn, begin_turn, render_ids
 
 async def chat_completions(state: ServerState, request: Request) -> Response:
     body, asked = await read_checked(state, request, ChatRequest)
-    turn = await begin_turn(state, asked, body, info_of(request), "chatcmpl")
+    turn = await begin_turn(state, asked, body, info_of(request), "chatcmpl-")
     answer = _ChatAnswer(state, asked, turn)
     if asked.stream:
         return EventStream(with_keep_alive(answer.events(), state.config.keep_alive, KEEP_ALIVE), turn.run)

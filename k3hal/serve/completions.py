@@ -34,7 +34,7 @@ async def completions(state: ServerState, request: Request) -> Response:
     for ids in prompts:
         check_prompt(ids, info.vocab_size, info.max_model_len)
     echoes = [state.tokenizer.decode(ids) if asked.echo else "" for ids in prompts for _ in range(params.n)]
-    answer_id = new_id("cmpl", asked.request_id)
+    answer_id = new_id("cmpl-", asked.request_id)
     generation = state.submit(answer_id, prompts, params, asked.priority, asked.cache_salt)
     choices = [TextChoice(state.tokenizer, params) for _ in range(len(prompts) * params.n)]
     run = Run(generation, choices, prompts, params, state.metrics, info_of(request))

@@ -26,13 +26,19 @@ class RequestInfo:
     id: str
     begun: float = field(default_factory=time.monotonic)
     body_bytes: int = 0
+    owner: str = ""
+    """Who asks: a name for the API key that came along, empty where none is needed."""
     ignored: tuple[str, ...] = ()
     """Fields of the body that had no effect, as they are told in `X-Ignored-Fields`."""
     facts: dict[str, Any] = field(default_factory=dict)
 
 
 def info_of(request: Request) -> RequestInfo:
-    return request.scope[_KEY]
+    return info_in(request.scope)
+
+
+def info_in(scope: Scope) -> RequestInfo:
+    return scope[_KEY]
 
 
 class RequestInfos:

@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from k3hal.engine.interface import Constraint, Engine, EngineRequest, PrefixContext
@@ -13,7 +14,9 @@ from k3hal.errors import DrainingError
 from k3hal.sampling_params import SamplingParams
 from k3hal.serve.grammar.compiler import Constraints
 from k3hal.serve.http_errors import HttpError
+from k3hal.serve.keys import KeyRing, Limits
 from k3hal.serve.metrics import Metrics
+from k3hal.serve.responses.store import ResponseStore
 from k3hal.serve.router import Generation, Router
 from k3hal.serve.thinking import ThinkingDefaults
 from k3hal.tokenizer import END_OF_MSG, Tokenizer
@@ -25,6 +28,10 @@ class ServerConfig:
 
     model_names: tuple[str, ...]
     api_keys: tuple[str, ...] = ()
+    api_key_file: Path | None = None
+    limits: Limits = field(default_factory=Limits)
+    """What a key may do that says nothing else; without keys, what all clients together may."""
+    cors_origins: tuple[str, ...] = ()
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)
     thinking: ThinkingDefaults = field(default_factory=ThinkingDefaults)
     metrics_compat: bool = True
@@ -37,6 +44,8 @@ class ServerConfig:
     keep_alive: float = 15.0
     """Seconds between comments on a stream that waits for its first token."""
     warm_up: bool = True
+    max_stored_responses: int = 256
+    max_stored_bytes: int = 256 * 1024 * 1024
 
 
 class ServerState:
@@ -46,9 +55,11 @@ class ServerState:
         self.engine = engine
         self.tokenizer = tokenizer
         self.config = config
+        self.keys = KeyRing(config.api_keys, config.api_key_file, config.limits)
         self.router = Router(engine)
         self.constraints = Constraints(tokenizer, engine.info.vocab_size)
         self.metrics = Metrics(engine, config.model_names[0], compat=config.metrics_compat)
+        self.responses = ResponseStore(config.max_stored_responses, config.max_stored_bytes)
         self.created = int(time.time())
         self.draining = False
         self._warm = False
@@ -119,5 +130,5 @@ class ServerState:
 
 
 def new_id(prefix: str, asked: str | None = None) -> str:
-    """An id for a response; one the client asked for is kept, made unique."""
-    return f"{prefix}-{asked}-{uuid.uuid4().hex[:8]}" if asked else f"{prefix}-{uuid.uuid4().hex}"
+    """An id that begins with `prefix`; one the client asked for is kept, made unique."""
+    return f"{prefix}{asked}-{uuid.uuid4().hex[:8]}" if asked else f"{prefix}{uuid.uuid4().hex}"

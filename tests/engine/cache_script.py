@@ -42,6 +42,9 @@ def random_script(seed: int) -> Script:
         "max_num_seqs": rng.choice([1, 3, 5]),
         "max_num_batched_tokens": rng.choice([6, 11, 24, 64]),
         "policy": rng.choice(POLICIES[1:]),
+        "async_depth": rng.choice([1, 1, 2, 3]),
+        "drafts": rng.choice([0, 0, 1, 3, 7]),
+        "wrong_drafts": rng.choice([1, 2, 5, 1000]),
     }
     return Script(sizes, tuple(_random_action(rng) for _ in range(30)))
 
@@ -198,10 +201,18 @@ class Totals:
     resumed: int = 0
     evicted: int = 0
     preempted: int = 0
+    accepted: int = 0
+    rejected: int = 0
+    ahead: int = 0
+    surplus: int = 0
 
     def add(self, run: Run) -> None:
-        stats = run.harness.cache.stats
-        self.steps += run.harness.steps
+        stats, harness = run.harness.cache.stats, run.harness
+        self.steps += harness.steps
+        self.accepted += harness.model.accepted
+        self.rejected += harness.drafted - harness.model.accepted
+        self.ahead += harness.ahead
+        self.surplus += harness.surplus
         self.cached += stats.cached_tokens
         self.resumed += stats.resumed_cached_tokens
         self.evicted += stats.snapshots_evicted

@@ -79,16 +79,21 @@ class FoldModel:
         self.cells_checked = 0
         self.fail_next = 0
         self.poison: set[int] = set()
+        self.accepted = 0
+        self._verified: dict[int, list[tuple[int, list[float]]]] = {}
 
     def forward(self, batch: StepBatch, cache: CacheViews, aux_layers: Sequence[int] = ()) -> Tensor:
         if self.fail_next:
             self.fail_next -= 1
             raise RuntimeError("simulated kernel failure")
+        assert not self._verified, "drafts that were verified were not committed"
         cells = _Cells(cache)
+        first_verify, end_verify = batch.num_decodes, batch.num_decodes + (batch.verify.size if batch.verify else 0)
         tokens, kv_rows = batch.token_ids.tolist(), batch.kv_rows.tolist()
         hidden: list[np.ndarray] = []
-        for slot, pages, context, begin, end in _spans(batch):
+        for number, (slot, pages, context, begin, end) in enumerate(_spans(batch)):
             assert slot > 0, "a sequence in the null slot"
+            after: list[tuple[int, list[float]]] = []
             prefix = self._read(cells, slot, pages, context) if context else 0
             history = cells.conv[0][slot, :, 0].tolist() if context else [-1.0] * 3
             for t in range(begin, end):
@@ -97,8 +102,20 @@ class FoldModel:
                 cells.write_kv(kv_rows[t], prefix)
                 history = [*history[1:], float(tokens[t])]
                 hidden.append(_pack(prefix))
-            cells.write_state(slot, prefix, history)
+                after.append((prefix, history))
+            if first_verify <= number < end_verify:
+                self._verified[slot] = after
+            else:
+                cells.write_state(slot, prefix, history)
         return torch.from_numpy(np.stack(hidden))
+
+    def commit(self, batch: StepBatch, cache: CacheViews, kept: Tensor) -> None:
+        """The state after the last token that was kept of each sequence that verified drafts."""
+        assert batch.verify is not None
+        cells = _Cells(cache)
+        for slot, count in zip(batch.verify.slots.tolist(), kept.tolist(), strict=True):
+            cells.write_state(slot, *self._verified.pop(slot)[count - 1])
+            self.accepted += count - 1
 
     def logits(self, hidden: Tensor) -> Tensor:
         prefixes = _unpack(hidden.numpy())
@@ -159,8 +176,13 @@ def _spans(batch: StepBatch) -> list[tuple[int, list[int], int, int, int]]:
         for i in range(decode.size):
             context = int(decode.seq_lens[i]) - 1
             spans.append((int(decode.slots[i]), decode.page_table[i].tolist(), context, i, i + 1))
+    if (verify := batch.verify) is not None:
+        ends = (verify.cu_seqlens + batch.num_decodes).tolist()
+        for i, context in enumerate(verify.context_lens.tolist()):
+            assert context > 0, "drafts before anything is computed"
+            spans.append((int(verify.slots[i]), verify.page_table[i].tolist(), context, ends[i], ends[i + 1]))
     if (prefill := batch.prefill) is not None:
-        ends = (prefill.cu_seqlens + batch.num_decodes).tolist()
+        ends = (prefill.cu_seqlens + (spans[-1][4] if spans else 0)).tolist()
         for i in range(prefill.size):
             context = int(prefill.context_lens[i])
             assert bool(prefill.has_state[i]) == (context > 0)

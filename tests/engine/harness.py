@@ -16,18 +16,56 @@ from k3hal.engine.cache.keys import NO_CONTEXT
 from k3hal.engine.cache.policies import make_policy
 from k3hal.engine.cache.prefix import PrefixCache
 from k3hal.engine.core import EngineCore
+from k3hal.engine.flights import Execute, Flights, Later
 from k3hal.engine.interface import EngineInfo, EngineOutput, EngineRequest, PrefixContext
 from k3hal.engine.request import Request
 from k3hal.engine.runner import ModelRunner
 from k3hal.engine.sampler import Sampler
 from k3hal.engine.scheduler import Scheduler
-from k3hal.engine.step_plan import StepPlan
+from k3hal.engine.step_plan import NOT_YET, StepPlan
 from k3hal.sampling_params import SamplingParams
 
 from .fold_model import VOCAB, FoldModel, fold, fold_layout, fold_logits
 
 CPU = torch.device("cpu")
 EOS = 1
+
+
+class LateFlights(Flights):
+    """Steps that run as late as they may: when their answer is asked for, after others were planned behind them."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__(1)
+        self.depth = depth
+
+    def _answer(self, execute: Execute, plan: StepPlan) -> Later:
+        return Later(execute, plan)
+
+
+@dataclass
+class ToyDrafter:
+    """Guesses by the definition of greedy sampling, wrong in every `wrong`-th token; at most `most` a time, or none."""
+
+    most: int
+    wrong: int
+    proposed: int = 0
+    asked: int = 0
+
+    def propose(self, requests: list[Request], limits: list[int]) -> list[np.ndarray]:
+        return [self._guess(request.token_ids.tolist(), limit) for request, limit in zip(requests, limits, strict=True)]
+
+    def _guess(self, tokens: list[int], limit: int) -> np.ndarray:
+        self.asked += 1
+        count = min(limit, self.asked % (self.most + 1))
+        prefix, drafts = 0, []
+        for token in tokens:
+            prefix = fold(prefix, token)
+        for _ in range(count):
+            self.proposed += 1
+            best = int(fold_logits(prefix).argmax())
+            drafts.append((best + 1) % VOCAB if self.proposed % self.wrong == 0 else best)
+            prefix = fold(prefix, drafts[-1])
+        return np.array(drafts, np.int64)
 
 
 @dataclass
@@ -42,9 +80,18 @@ class Harness:
     page_tokens: int = 4
     policy: str = "none"
     match_unit: int = 4
+    async_depth: int = 1
+    drafts: int = 0
+    wrong_drafts: int = 5
     steps: int = 0
     skip_copies: bool = False
     planned: int = 0
+    drafted: int = 0
+    """Drafts that were planned."""
+    ahead: int = 0
+    """Tokens that were planned for unseen."""
+    surplus: int = 0
+    """Tokens that were sampled behind an end."""
     stuck: dict[str, int] = field(default_factory=dict)
     pages_copied: int = 0
     outputs: dict[str, list[EngineOutput]] = field(default_factory=dict)
@@ -67,14 +114,17 @@ class Harness:
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_queue=self.max_queue,
+            drafter=ToyDrafter(self.drafts, self.wrong_drafts) if self.drafts else None,
         )
         self.plan_step, self.scheduler.schedule = self.scheduler.schedule, self.schedule
+        self.free_left, self.scheduler.free_left = self.scheduler.free_left, self.count_left
         self.model = FoldModel()
         sampler = Sampler(VOCAB, self.max_num_seqs, CPU, sample)
         self.runner = ModelRunner(self.model, self.arena, sampler, step_metadata, self.copy_pages)
         limits = (self.max_num_seqs, self.max_num_batched_tokens, self.max_queue)
         info = EngineInfo(self.max_model_len, VOCAB, (EOS,), *limits, "cpu")
         self.core = EngineCore(self.scheduler, self.runner, info)
+        self.core.flights = LateFlights(self.async_depth)
 
     def copy_pages(self, arena: Tensor, src: Tensor, dst: Tensor) -> None:
         self.pages_copied += src.numel()
@@ -100,21 +150,38 @@ class Harness:
         return outputs
 
     def step(self) -> list[EngineOutput]:
-        """One step; every running sequence advances within two that had room for it."""
+        """One step; every running sequence advances within two that had room for it, and as many as are under way."""
         self.steps += 1
+        self.planned = 0
         before = {r.id: (r.num_computed, r.row) for r in self.scheduler.running}
         outputs = self.keep(self.core.step())
+        self.check_flights()
         after = {r.id: (r.num_computed, r.row) for r in self.scheduler.running}
         still = [name for name, now in after.items() if before.get(name) == now]
         full = self.planned >= self.max_num_batched_tokens
         self.stuck = {name: self.stuck.get(name, 0) + (not full) for name in still}
-        assert max(self.stuck.values(), default=0) <= 2, f"no progress: {self.stuck}"
+        assert max(self.stuck.values(), default=0) <= 1 + self.async_depth, f"no progress: {self.stuck}"
         return outputs
 
     def schedule(self) -> tuple[StepPlan, list[Request]] | None:
         scheduled = self.plan_step()
-        self.planned = scheduled[0].num_tokens if scheduled else 0
+        if scheduled:
+            plan = scheduled[0]
+            self.planned = max(self.planned, plan.num_tokens)
+            self.drafted += int(plan.new_lens[plan.verifies].sum()) - plan.num_verifies
+            self.ahead += int((plan.token_ids == NOT_YET).sum())
         return scheduled
+
+    def check_flights(self) -> None:
+        """What the steps under way write still belongs to their sequences."""
+        for flight in self.core.flights:
+            for row, slot in zip(flight.plan.rows.tolist(), flight.plan.slots.tolist(), strict=True):
+                assert self.cache.slots[row] == slot, f"slot {slot} was freed before step {flight.plan.epoch} ran"
+
+    def count_left(self) -> None:
+        before = self.scheduler.leaving
+        self.free_left()
+        self.surplus += sum(request.surplus for request in before if request not in self.scheduler.leaving)
 
     def run(self, max_steps: int = 5000) -> None:
         while self.core.has_work:

@@ -24,6 +24,8 @@ def test_ten_thousand_steps_change_no_output() -> None:
     assert totals.evicted > 1_000
     assert totals.resumed > 50
     assert totals.preempted > 20
+    assert totals.accepted > 500 and totals.rejected > 500
+    assert totals.ahead > 3_000 and totals.surplus > 30
 
 
 def no_copy(harness: Harness) -> None:

@@ -36,6 +36,8 @@ from k3hal.model.presets import preset_config
         ({"max_num_batched_tokens": -5}, "max_num_batched_tokens is -5"),
         ({"max_num_seqs": 8, "max_num_batched_tokens": 7}, "below max_num_seqs 8"),
         ({"max_queue": -1}, "max_queue is -1"),
+        ({"async_depth": 0}, "async_depth is 0"),
+        ({"async_depth": 4}, "async_depth is 4.*at most 3"),
         ({"memory_budget": 0}, "memory_budget is 0"),
         ({"memory_budget": "4GB"}, "memory_budget is '4GB'"),
         ({"memory_budget": float("nan")}, "memory_budget is nan"),

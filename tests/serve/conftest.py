@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import openai
@@ -19,7 +20,7 @@ from k3hal.engine.replay_file import ReplayLine
 from k3hal.model.synthetic_vocab import synthetic_ranks
 from k3hal.serve.server import Server, bind, url_of
 from k3hal.serve.state import ServerConfig, ServerState
-from k3hal.serve.xtml import Segment, close_tag, element, encode
+from k3hal.serve.xtml import Segment, close_tag, element, encode, open_tag
 from k3hal.tokenizer import END_OF_MSG, Tokenizer
 
 TOKENIZER = Tokenizer(synthetic_ranks())
@@ -72,6 +73,30 @@ def turn() -> Callable[..., ReplayLine]:
         segments = [Segment(reasoning), *close_tag("think"), *element("response", content), *close_tag("message")]
         ids = encode([*segments, Segment(END_OF_MSG, True)], TOKENIZER)
         return ReplayLine(tuple(ids), **fields)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def calling() -> Callable[..., ReplayLine]:
+    """`calling(reasoning, content, *calls, **replay fields)`: a turn that ends in calls, each a name and its arguments.
+
+    Arguments are `{key: (type, text)}`, or one raw text.
+    """
+
+    def make(reasoning: str, content: str, *calls: tuple[str, Any], **fields) -> ReplayLine:
+        parts = [Segment(reasoning), *close_tag("think"), *element("response", content), *open_tag("tools")]
+        for index, (name, arguments) in enumerate(calls, start=1):
+            parts += open_tag("call", ("tool", name), ("index", str(index)))
+            if isinstance(arguments, str):
+                parts += [*open_tag("json", ("type", "object")), Segment(arguments), *close_tag("json")]
+            else:
+                for key, (kind, value) in arguments.items():
+                    head = open_tag("argument", ("key", key), ("type", kind))
+                    parts += [*head, Segment(value), *close_tag("argument")]
+            parts += close_tag("call")
+        parts += [*close_tag("tools"), *close_tag("message"), Segment(END_OF_MSG, True)]
+        return ReplayLine(tuple(encode(parts, TOKENIZER)), **fields)
 
     return make
 

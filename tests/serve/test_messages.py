@@ -7,34 +7,16 @@ from typing import Any
 import anthropic
 import pytest
 
-from k3hal.engine.replay_file import ReplayLine
 from k3hal.model.synthetic_vocab import synthetic_ranks
 from k3hal.serve.messages.request import RAW_INPUT
-from k3hal.serve.xtml import Segment, close_tag, element, encode, open_tag
-from k3hal.tokenizer import END_OF_MSG, Tokenizer
+from k3hal.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer(synthetic_ranks())
 HI: Any = [{"role": "user", "content": "Hi"}]
 TOOL: Any = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}
 
 
-def calling(reasoning, content, *calls, end=True, **fields):
-    """A turn that ends in calls, each a name and its argument elements' texts (or a raw text)."""
-    parts = [Segment(reasoning), *close_tag("think"), *element("response", content), *open_tag("tools")]
-    for index, (name, arguments) in enumerate(calls, start=1):
-        parts += open_tag("call", ("tool", name), ("index", str(index)))
-        if isinstance(arguments, str):
-            parts += [*open_tag("json", ("type", "object")), Segment(arguments), *close_tag("json")]
-        else:
-            for key, (kind, value) in arguments.items():
-                parts += [*open_tag("argument", ("key", key), ("type", kind)), Segment(value), *close_tag("argument")]
-        parts += close_tag("call")
-    closing = [*close_tag("tools"), *close_tag("message"), Segment(END_OF_MSG, True)]
-    ids = encode([*parts, *(closing if end else [])], TOKENIZER)
-    return ReplayLine(tuple(ids), **fields)
-
-
-ADD = calling("Sum.", "", ("add", {"a": ("number", "1e2"), "b": ("string", "x")}), ("add", {}))
+ADD = ("Sum.", " \n", ("add", {"a": ("number", "1e2"), "b": ("string", "x")}), ("add", {}))
 
 
 @pytest.fixture(scope="module")
@@ -68,14 +50,14 @@ def test_a_whole_answer(api, client, turn):
     assert (message.content[0].thinking, message.content[1].text) == ("Well.", "Hello")
     assert message.content[0].signature
     assert (message.stop_reason, message.stop_sequence, message.model) == ("end_turn", None, "k3")
-    assert message.id.startswith("msg-")
+    assert message.id.startswith("msg_")
     assert message.usage.output_tokens == len(turn("Well.", "Hello").ids)
     counted = client.messages.count_tokens(model="k3", messages=HI, system="Be kind.")
     assert message.usage.input_tokens == counted.input_tokens > 10
 
 
-def test_a_stream_has_the_same_answer_as_a_whole_one(api, client):
-    api.script(ADD, ADD)
+def test_a_stream_has_the_same_answer_as_a_whole_one(api, client, calling):
+    api.script(calling(*ADD), calling(*ADD))
     asked = {"model": "k3", "max_tokens": 500, "messages": HI, "tools": [TOOL]}
     whole = client.messages.create(**asked)
     with client.messages.stream(**asked) as stream:
@@ -121,8 +103,8 @@ def test_why_an_answer_ends(api, client, turn, line, asked, reason, sequence, st
     assert (message.stop_reason, message.stop_sequence) == (reason, sequence)
 
 
-def test_arguments_that_are_no_object_come_through_and_back(api, client):
-    api.script(calling("", "", ("add", '{"a": oops')), ADD)
+def test_arguments_that_are_no_object_come_through_and_back(api, client, calling):
+    api.script(calling("", "", ("add", '{"a": oops')), calling(*ADD))
     message = client.messages.create(model="k3", max_tokens=500, messages=HI, tools=[TOOL])
     assert message.content[0].input == {RAW_INPUT: '{"a": oops'}
     history = [*HI, {"role": "assistant", "content": [b.to_dict() for b in message.content]}]
@@ -130,15 +112,15 @@ def test_arguments_that_are_no_object_come_through_and_back(api, client):
     assert '<|open|>json type="object"<|sep|>{"a": oops<|close|>json' in render(api, {"messages": history})
 
 
-def test_a_call_that_was_cut_off_is_no_block(api, client):
+def test_a_call_that_was_cut_off_is_no_block(api, client, calling):
     api.script(calling("", "so", ("add", {"a": ("string", "x" * 50)})))
     message = client.messages.create(model="k3", max_tokens=30, messages=HI, tools=[TOOL])
     assert [block.type for block in message.content] == ["text"]
     assert message.stop_reason == "max_tokens"
 
 
-def test_a_conversation_is_rendered_as_the_same_chat(api):
-    api.script(ADD)
+def test_a_conversation_is_rendered_as_the_same_chat(api, turn):
+    api.script(turn("a", "b"))
     blocks = [
         {"role": "user", "content": "go"},
         {"role": "assistant", "content": [{"type": "thinking", "thinking": "Sum.", "signature": "s"}]},

@@ -44,8 +44,13 @@ class CacheGeometry:
 _KDA_LAYERS, _MLA_LAYERS, _HEADS, _HEAD_DIM, _KV_WIDTH, _CONV_ROWS = 69, 24, 96, 128, 576, 3
 
 
-def k3_geometry(tp: int = 8, kv: Literal["fp8", "bf16"] = "fp8", page_tokens: int = 128) -> CacheGeometry:
-    """Full-size K3 on one of `tp` ranks: fp32 states, bf16 convolution windows (spec k3_architecture §2, §3)."""
+def k3_geometry(
+    tp: int = 8, kv: Literal["fp8", "bf16"] = "fp8", page_tokens: int = 128, *, draft_layers: int = 0
+) -> CacheGeometry:
+    """Full-size K3 on one of `tp` ranks: fp32 states, bf16 convolution windows (spec k3_architecture §2, §3).
+
+    The KV of `draft_layers` attention layers of a drafter, as wide as the model's, lies in the same pages.
+    """
     if tp < 1 or _HEADS % tp:
         raise ValueError(f"{_HEADS} heads do not divide over {tp} ranks")
     heads = _HEADS // tp
@@ -53,6 +58,6 @@ def k3_geometry(tp: int = 8, kv: Literal["fp8", "bf16"] = "fp8", page_tokens: in
     conv = _CONV_ROWS * 3 * heads * _HEAD_DIM * 2
     return CacheGeometry(
         page_tokens=page_tokens,
-        page_bytes=_MLA_LAYERS * page_tokens * _KV_WIDTH * (1 if kv == "fp8" else 2),
+        page_bytes=(_MLA_LAYERS + draft_layers) * page_tokens * _KV_WIDTH * (1 if kv == "fp8" else 2),
         slot_bytes=_KDA_LAYERS * (state + conv),
     )

@@ -21,7 +21,7 @@ from k3hal.serve.turn import begin_turn, render_ids
 async def messages(state: ServerState, request: Request) -> Response:
     _, asked = await read_checked(state, request, MessagesRequest)
     body = chat_body(asked)
-    turn = await begin_turn(state, read_request(ChatRequest, body), body, info_of(request), "msg")
+    turn = await begin_turn(state, read_request(ChatRequest, body), body, info_of(request), "msg_")
     answer = MessageAnswer(turn, hidden=(asked.thinking or {}).get("display") == "omitted")
     if asked.stream:
         events = with_keep_alive(answer.events(), state.config.keep_alive, KEEP_ALIVE)

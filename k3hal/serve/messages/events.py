@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from k3hal.serve.blank_lead import BlankLead
 from k3hal.serve.chat_choice import ChatMessage, Delta
 from k3hal.serve.http_io import named_event
 from k3hal.serve.messages.request import RAW_INPUT
@@ -22,6 +23,7 @@ class MessageAnswer:
         self._turn = turn
         self._hidden = hidden
         self._choice = turn.choices[0]
+        self._lead = BlankLead()
         self._index = -1
         self._open = ""
         self._thinking: list[str] = []
@@ -47,9 +49,12 @@ class MessageAnswer:
             if not begun:
                 begun = True
                 yield _event("message_start", message=self._head() | {"content": [], "usage": self._usage()})
-            for delta in step.delta:
+            for delta in self._lead.feed(step.delta):
                 for part in self._delta(delta):
                     yield part
+        for delta in self._lead.flush():
+            for part in self._delta(delta):
+                yield part
         for part in self._close():
             yield part
         yield _event("message_delta", delta=self._end(), usage=self._usage())

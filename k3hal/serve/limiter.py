@@ -1,0 +1,54 @@
+"""How much each key may ask: a rate of requests, and how many at once."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from k3hal.serve.http_errors import HttpError
+from k3hal.serve.keys import Limits
+
+
+@dataclass(slots=True)
+class _Account:
+    """`allowance` is a token bucket's level at the time `updated`; `open` counts requests that are being answered."""
+
+    allowance: float
+    updated: float
+    open: int = 0
+
+
+class Limiter:
+    """One account per owner. There are no more owners than keys, so nothing has to be forgotten."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._accounts: dict[str, _Account] = {}
+
+    def enter(self, owner: str, limits: Limits) -> None:
+        """Count a request that begins; `leave` must follow. Raises `HttpError` 429, and then nothing is counted."""
+        account = self._accounts.setdefault(owner, _Account(float(limits.requests_per_minute or 0), self._clock()))
+        most = limits.max_concurrent
+        if most is not None and account.open >= most:
+            raise _refusal(f"this key may have {most} requests at a time", 1.0, "concurrency_limit")
+        rate = limits.requests_per_minute
+        if rate is not None:
+            now = self._clock()
+            account.allowance = min(float(rate), account.allowance + (now - account.updated) * rate / 60)
+            account.updated = now
+            if account.allowance < 1:
+                wait = (1 - account.allowance) * 60 / rate
+                raise _refusal(f"this key may make {rate} requests a minute", wait, "rate_limit")
+            account.allowance -= 1
+        account.open += 1
+
+    def leave(self, owner: str) -> None:
+        self._accounts[owner].open -= 1
+
+
+def _refusal(message: str, wait: float, code: str) -> HttpError:
+    error = HttpError(429, message, kind="rate_limit_error", code=code)
+    error.headers["Retry-After"] = str(max(1, math.ceil(wait)))
+    return error

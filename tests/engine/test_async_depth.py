@@ -1,0 +1,238 @@
+"""Steps planned before earlier ones are answered, and drafts: no output depends on either."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from k3hal.engine.cache.keys import NO_CONTEXT
+from k3hal.engine.flights import Flights
+from k3hal.engine.request import Request
+from k3hal.llm import LLM
+from k3hal.sampling_params import SamplingParams
+
+from .cache_audit import audit
+from .fold_model import VOCAB
+from .harness import Harness, greedy_by_hand
+from .test_fold_oracle import ARRIVALS, alone
+
+LONG = SamplingParams(temperature=0.0, max_tokens=22, ignore_eos=True)
+PROMPT = [2, 3, 4, 5, 6, 7]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    arrivals=ARRIVALS,
+    aborts=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 30)), max_size=3),
+    sizes=st.fixed_dictionaries(
+        {
+            "num_runs": st.integers(8, 14),
+            "max_num_seqs": st.sampled_from([1, 3, 6]),
+            "max_num_batched_tokens": st.sampled_from([6, 7, 16, 33, 64]),
+            "async_depth": st.integers(1, 3),
+            "drafts": st.sampled_from([0, 0, 1, 3, 7]),
+            "wrong_drafts": st.sampled_from([1, 2, 5, 1000]),
+            "policy": st.sampled_from(["none", "interval:4", "cost"]),
+        }
+    ),
+)
+def test_every_output_equals_a_run_alone(
+    arrivals: list[Any], aborts: list[tuple[int, int]], sizes: dict[str, Any]
+) -> None:
+    harness = Harness(**sizes)
+    pending = {f"r{i}": arrival for i, arrival in enumerate(arrivals)}
+    aborted: set[str] = set()
+    for step in range(5000):
+        for name in [n for n, arrival in pending.items() if arrival[3] <= step]:
+            prompt, params, priority, _ = pending.pop(name)
+            harness.add(name, prompt, params, priority)
+        for index, when in aborts:
+            if when == step:
+                aborted.update(o.request_id for o in harness.keep(harness.core.abort([f"r{index}"])))
+        harness.step()
+        if not pending and not harness.core.has_work:
+            break
+    harness.assert_clean()
+    for i, (prompt, params, _, _) in enumerate(arrivals):
+        name = f"r{i}"
+        expected, reason = alone(prompt, params)
+        got = harness.tokens(name)
+        if name in aborted:
+            assert harness.reason(name) == "abort"
+            assert got == expected[: len(got)]
+        else:
+            assert (got, harness.reason(name)) == (expected, reason)
+
+
+def stops_at(prompt: list[int], number: int) -> SamplingParams:
+    """Parameters under which the answer ends with its `number`-th token, which no plan can foresee."""
+    answer = greedy_by_hand(prompt, LONG, 58)[0]
+    assert answer[number - 1] not in answer[: number - 1]
+    return SamplingParams(temperature=0.0, max_tokens=22, stop_token_ids=(answer[number - 1],), ignore_eos=True)
+
+
+def test_steps_run_on_a_thread_in_the_order_of_their_plans() -> None:
+    harness = Harness(num_runs=12, policy="cost", async_depth=3)
+    harness.core.flights = Flights(3)
+    prompts = {f"r{i}": [*PROMPT, i + 2] for i in range(6)}
+    for name, prompt in prompts.items():
+        harness.add(name, prompt, LONG)
+    harness.run()
+    harness.core.close()
+    assert harness.ahead > 50
+    for name, prompt in prompts.items():
+        assert harness.tokens(name) == greedy_by_hand(prompt, LONG, 57)[0]
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_the_memory_of_an_ended_request_stays_until_its_last_step_has_run(depth: int) -> None:
+    harness = Harness(async_depth=depth, max_num_seqs=1)
+    harness.add("a", PROMPT, stops_at(PROMPT, 5))
+    while harness.reason("a") is None if harness.outputs["a"] else True:
+        harness.step()
+    (request,) = harness.scheduler.leaving
+    assert harness.scheduler.under_way == depth - 1
+    assert harness.cache.slots[request.row] and harness.cache.usage > 0
+    harness.run()
+    assert harness.surplus > 0 and len(harness.tokens("a")) == 5
+    harness.assert_clean()
+
+
+def test_what_ran_behind_the_end_is_kept_under_its_own_name() -> None:
+    """The state has moved on with the stop token: it serves whoever goes on with that, and nobody else."""
+    harness = Harness(async_depth=2, policy="cost")
+    params = stops_at(PROMPT, 5)
+    harness.add("a", PROMPT, params)
+    harness.run()
+    whole = [*PROMPT, *harness.tokens("a")]
+    harness.add("next", [*whole, 9, 9], LONG)
+    harness.add("other", [*whole[:-1], (whole[-1] + 1) % (VOCAB - 2), 9], LONG)
+    harness.run()
+    assert harness.outputs["next"][-1].num_cached_tokens == len(whole)
+    for name, end in (("next", [whole[-1], 9, 9]), ("other", [(whole[-1] + 1) % (VOCAB - 2), 9])):
+        assert harness.tokens(name) == greedy_by_hand([*whole[:-1], *end], LONG, 60)[0]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_failed_step_takes_along_what_was_planned_on_it_and_no_more(depth: int) -> None:
+    harness = Harness(async_depth=depth, max_num_seqs=1)
+    harness.add("a", PROMPT, LONG)
+    harness.add("b", PROMPT[::-1], LONG)
+    for _ in range(3):
+        harness.step()
+    harness.model.fail_next = 1
+    harness.run()
+    assert harness.reason("a") == "error"
+    assert harness.tokens("b") == greedy_by_hand(PROMPT[::-1], LONG, 58)[0]
+    harness.assert_clean()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_token_that_cannot_be_sampled_ends_a_request_whose_steps_are_under_way(depth: int) -> None:
+    harness = Harness(async_depth=depth, policy="cost")
+    answer = greedy_by_hand(PROMPT, LONG, 58)[0]
+    harness.model.poison = {answer[3]}
+    harness.add("a", PROMPT, LONG)
+    harness.run()
+    assert harness.reason("a") == "error" and harness.tokens("a") == answer[:4]
+    assert not len(harness.cache.index.table), "a state nobody can trust is kept"
+    harness.assert_clean()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_an_abort_ends_at_once_and_frees_when_the_steps_have_run(depth: int) -> None:
+    harness = Harness(async_depth=depth)
+    for name in ("a", "b"):
+        harness.add(name, [*PROMPT, len(name)], LONG)
+    for _ in range(4):
+        harness.step()
+    (ended,) = harness.keep(harness.core.abort(["a"]))
+    assert ended.finish_reason == "abort"
+    assert len(harness.scheduler.leaving) == (depth > 1)
+    harness.run()
+    harness.assert_clean()
+
+
+@pytest.mark.parametrize("wrong", [1, 2, 1000])
+def test_drafts_save_steps_and_change_nothing(wrong: int) -> None:
+    harness = Harness(drafts=5, wrong_drafts=wrong)
+    harness.add("a", PROMPT, LONG)
+    harness.run()
+    assert harness.tokens("a") == greedy_by_hand(PROMPT, LONG, 58)[0]
+    assert (harness.steps < 16) == (wrong == 1000)
+    assert (harness.model.accepted > 0) == (wrong > 1)
+    harness.assert_clean()
+
+
+class Listed:
+    """A drafter that proposes what it was told to, in turn."""
+
+    def __init__(self, drafts: list[list[int]]) -> None:
+        self.drafts = drafts
+
+    def propose(self, requests: list[Request], limits: list[int]) -> list[np.ndarray]:
+        return [np.array(self.drafts.pop(0) if self.drafts else [], np.int64) for _ in requests]
+
+
+def test_steps_with_and_without_drafts_alternate() -> None:
+    answer = greedy_by_hand(PROMPT, LONG, 58)[0]
+    harness = Harness()
+    harness.scheduler.drafter = Listed([answer[1:4], [], answer[5 + 1 : 5 + 3], []])
+    harness.add("a", PROMPT, LONG)
+    for expected in (1, 5, 6, 9, 10):
+        harness.step()
+        assert len(harness.tokens("a")) == expected
+    harness.run()
+    assert harness.tokens("a") == answer
+
+
+def test_a_draft_that_was_not_taken_is_known_to_nobody() -> None:
+    answer = greedy_by_hand(PROMPT, LONG, 58)[0]
+    wrong = [(answer[1] + 1) % (VOCAB - 1)] * 6
+    harness = Harness(policy="interval:1", match_unit=1)
+    harness.scheduler.drafter = Listed([wrong] * 4)
+    harness.add("a", PROMPT, LONG)
+    for _ in range(3):
+        harness.step()
+        audit(harness.cache)
+    harness.keep(harness.core.abort(["a"]))
+    text = np.array([*PROMPT, answer[0], *wrong])
+    assert harness.cache.lookup(text, NO_CONTEXT).cached <= len(PROMPT) + 1
+
+
+def test_drafts_end_where_a_state_is_wanted() -> None:
+    answer = greedy_by_hand(PROMPT, LONG, 58)[0]
+    harness = Harness(policy="interval:4")
+    harness.scheduler.drafter = Listed([answer[1:8]])
+    harness.add("a", PROMPT, LONG)
+    for _ in range(3):
+        harness.step()
+    assert harness.tokens("a") == answer[:3]
+    harness.run()
+    assert harness.cache.stats.snapshots_taken >= 5
+
+
+MIXED = [
+    SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True),
+    SamplingParams(temperature=1.0, seed=5, max_tokens=12, logprobs=3),
+    SamplingParams(temperature=0.7, seed=6, top_k=20, top_p=0.9, min_p=0.01, max_tokens=12, min_tokens=4),
+    SamplingParams(temperature=1.0, seed=7, presence_penalty=0.4, frequency_penalty=0.2, repetition_penalty=1.2),
+    SamplingParams(temperature=1.0, seed=8, logit_bias={5: 4.0, 7: -50.0}, max_tokens=6, stop_token_ids=(11, 12)),
+    SamplingParams(temperature=1.0, seed=9, n=2, max_tokens=8),
+]
+
+
+def test_the_nano_model_answers_the_same_at_every_depth(nano_dir: Path) -> None:
+    answers = []
+    for depth in (1, 2, 3):
+        sizes: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 64, "max_num_seqs": 4}
+        with LLM(nano_dir, **sizes, async_depth=depth) as model:
+            outputs = model.generate([[3 + i] * (5 + 7 * i) for i in range(len(MIXED))], MIXED)
+        ends = [(one.token_ids, one.finish_reason, one.logprobs) for output in outputs for one in output.outputs]
+        answers.append(ends)
+    assert answers[0] == answers[1] == answers[2]
