@@ -99,11 +99,17 @@ REQUESTS = st.lists(
 
 
 @settings(max_examples=20, deadline=None)
-@given(REQUESTS, st.integers(8, 12), st.sampled_from([6, 13, 64]))
-def test_neighbours_chunks_and_preemption_change_nothing(
-    requests: list[tuple[list[int], SamplingParams, Modular | None]], num_runs: int, budget: int
+@given(REQUESTS, st.integers(8, 12), st.sampled_from([6, 13, 64]), st.integers(1, 3), st.sampled_from([0, 3]))
+def test_neighbours_chunks_preemption_depth_and_drafts_change_nothing(
+    requests: list[tuple[list[int], SamplingParams, Modular | None]],
+    num_runs: int,
+    budget: int,
+    depth: int,
+    drafts: int,
 ) -> None:
-    harness = Harness(num_runs=num_runs, max_num_seqs=6, max_num_batched_tokens=budget)
+    harness = Harness(
+        num_runs=num_runs, max_num_seqs=6, max_num_batched_tokens=budget, async_depth=depth, drafts=drafts
+    )
     for number, request in enumerate(requests):
         add(harness, f"r{number}", *request)
     harness.run()
@@ -128,8 +134,9 @@ def test_a_preempted_sequence_goes_on_where_it_was() -> None:
 
 
 @pytest.mark.parametrize("fails_at", [0, 5])
-def test_a_constraint_that_fails_ends_its_own_request(fails_at: int) -> None:
-    harness = Harness()
+@pytest.mark.parametrize(("depth", "drafts"), [(1, 0), (3, 0), (1, 2)])
+def test_a_constraint_that_fails_ends_its_own_request(fails_at: int, depth: int, drafts: int) -> None:
+    harness = Harness(async_depth=depth, drafts=drafts)
     params = SamplingParams(temperature=0.0, max_tokens=20)
     add(harness, "bad", [2, 3], params, Modular(9, fails_at))
     add(harness, "good", [2, 3], params, Modular(9))

@@ -143,7 +143,13 @@ class Scripted:
 
 
 @pytest.fixture(scope="session")
-def api() -> Iterator[Scripted]:
+def grammars() -> None:
+    """Loads the grammar compiler, which on a busy machine takes longer than a client of these tests waits."""
+    import xgrammar  # noqa: F401
+
+
+@pytest.fixture(scope="session")
+def api(grammars: None) -> Iterator[Scripted]:
     """A server with a context of 2000 tokens that answers to `k3` and `alias`."""
     script = Script()
     with _running(script, {"max_model_len": 2000}) as server:

@@ -15,7 +15,7 @@ from k3hal.model.synthetic_vocab import synthetic_ranks
 from k3hal.sampling_params import SamplingParams
 from k3hal.serve.server import Server, bind, url_of
 from k3hal.serve.state import ServerConfig, ServerState
-from k3hal.tokenizer import CLOSE, Tokenizer
+from k3hal.tokenizer import CLOSE, OPEN, Tokenizer
 
 TOKENIZER = Tokenizer(synthetic_ranks())
 HI = [{"role": "user", "content": "Hi"}]
@@ -173,6 +173,22 @@ def test_unconstrained_neighbours_say_what_they_would_alone(client):
     beside = [plain().message.content for _ in range(3)]
     thread.join()
     assert beside == [alone] * 3
+
+
+def test_a_model_that_would_rather_open_than_close_still_closes_its_thinking(client):
+    """Calls in the middle of the reasoning are what it wants; what comes are calls after it."""
+    bias = {**BIAS, str(TOKENIZER.special(OPEN)): 100.0}
+    for choice in ask(client, True, tools=TOOLS, tool_choice="required", logit_bias=bias, n=2):
+        assert choice.message.tool_calls
+        assert "<|" not in (choice.message.reasoning_content or "")
+        assert choice.finish_reason == "tool_calls"
+
+
+def test_required_calls_beside_a_format(client):
+    for choice in ask(client, False, tools=TOOLS, tool_choice="required", response_format=FORMAT, n=3):
+        assert choice.message.tool_calls
+        if choice.message.content:
+            VALIDATE(json.loads(choice.message.content))
 
 
 @pytest.mark.parametrize(
