@@ -165,6 +165,7 @@ class SchemaReader:
 
     def _object(self, kept: dict[str, Any], path: str, depth: int) -> None:
         check_bounds(kept, ("minProperties", "maxProperties"), path)
+        declared = "properties" in kept
         properties = as_object(kept.get("properties", {}), f"{path}/properties")
         required = as_list(kept.get("required", []), f"{path}/required")
         if not all(isinstance(name, str) for name in required):
@@ -175,7 +176,7 @@ class SchemaReader:
             self.unfollowed.append(f"{path}/patternProperties")
         closed = extra is False
         if extra is None:
-            extra = not properties or bool(patterns)
+            extra = not declared or bool(patterns)
         if kept.get("maxProperties") == 0:
             extra = False
         named = {name: self._property(name, schema, path, depth) for name, schema in properties.items()}
