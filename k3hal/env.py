@@ -19,6 +19,7 @@ class Variable(NamedTuple):
 
 
 VARIABLES: dict[str, Variable] = {
+    "K3HAL_API_KEY": Variable("A key that requests to `k3hal serve` must bear, as with --api-key."),
     "K3HAL_DEBUG": Variable("1 shows the traceback behind an error.", ("0", "1")),
     "K3HAL_DUMP": Variable(
         'Record operator calls: "ops=GLOB,when=nonfinite|diverge|sample:1/N|step:N,dir=DIR,max_gb=G".'

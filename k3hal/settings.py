@@ -42,7 +42,7 @@ class Settings(BaseModel):
 S = TypeVar("S", bound=Settings)
 
 # Settings with a variable of their own.
-_FROM_ENVIRONMENT = {"ops": "K3HAL_OPS"}
+_FROM_ENVIRONMENT = {"ops": "K3HAL_OPS", "api_key": "K3HAL_API_KEY"}
 
 
 def load_settings(
@@ -56,9 +56,14 @@ def load_settings(
     """
     environ = os.environ if environ is None else environ
     fields = kind.model_fields
+    variables = {name: environ.get(variable) for name, variable in _FROM_ENVIRONMENT.items() if name in fields}
     layers: list[tuple[str, type[K3HALError], dict[str, Any]]] = [
         (f"{config}: ", ConfigError, read_config(config, fields) if config else {}),
-        ("in the environment, ", UsageError, {k: environ[v] for k, v in _FROM_ENVIRONMENT.items() if environ.get(v)}),
+        (
+            "in the environment, ",
+            UsageError,
+            {name: value for name, value in variables.items() if value},
+        ),
         ("--", UsageError, {k: v for k, v in flags.items() if k in fields and v is not None}),
     ]
     merged: dict[str, Any] = {}

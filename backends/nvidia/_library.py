@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 from k3hal.dispatch.call import Call, No, Yes
@@ -18,7 +19,8 @@ PRIORITY = 30
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """`module.name` of a library, and the `parameters` it has in the release (or commit) that `source` names.
+    """`module.name` of a library, and the `parameters` it has in the release (or commit) that `source` names. The name
+    of a method is `Class.method`, and its first parameter the object.
 
     An adapter passes arguments by these names; a release without them is refused with what it lacks.
     """
@@ -28,7 +30,7 @@ class Function:
     parameters: tuple[str, ...]
     source: str
 
-    def __call__(self, **arguments: Any) -> Any:
+    def __call__(self, /, **arguments: Any) -> Any:
         """Call it. Raises `BackendError` where the library cannot be loaded or has another signature."""
         fn, problem = loaded(self)
         if fn is None:
@@ -41,7 +43,7 @@ def loaded(function: Function) -> tuple[Callable[..., Any] | None, str]:
     """The function itself, or None and why not."""
     where = f"{function.module}.{function.name}"
     try:
-        fn = getattr(importlib.import_module(function.module), function.name)
+        fn = attrgetter(function.name)(importlib.import_module(function.module))
     except Exception as error:  # noqa: BLE001 - a library that does not load is a reason, whatever it raises
         first = next(iter(str(error).splitlines()), "")
         return None, f"{where} cannot be loaded: {type(error).__name__}: {first}"

@@ -43,8 +43,8 @@ def _attend(heads: int, fp8: bool, once: bool, index: int) -> Kernel:
 
 
 @cache
-def _merge(few: bool, index: int) -> Kernel:
-    return kernel("mla_decode", "merge" if few else "merge_many", ("FP8=0", "ONCE=0"), 0, index)
+def _merge(few: bool, fp8: bool, index: int) -> Kernel:
+    return kernel("mla_decode", "merge" if few else "merge_many", (f"FP8={int(fp8)}", "ONCE=0"), 0, index)
 
 
 def _blocks(heads: int) -> tuple[int, int]:
@@ -90,9 +90,11 @@ def mla_decode(q: Tensor, kv_cache: Tensor, page_table: Tensor, seq_lens: Tensor
     page, page_bytes = kv_cache.shape[1], kv_cache.stride(0) * kv_cache.element_size()
     most_rows = page_table.shape[1] * page
     splits = min(chunks, -(-most_rows // LEAST_CHUNK))
-    # Sums of chunks, and then the logarithm of each one's sum of exponentials.
-    scratch = torch.empty(count * splits * heads * (kv_lora + 1), dtype=torch.float32, device=q.device)
-    logarithms = scratch.data_ptr() + count * splits * heads * kv_lora * 4
+    # Averages of chunks, of a cache in fp8 in fp16, and then the logarithm of each one's sum of exponentials.
+    fp8 = kv_cache.element_size() == 1
+    width, parts = kv_lora // 2 if fp8 else kv_lora, count * splits * heads
+    scratch = torch.empty(parts * (width + 1), dtype=torch.float32, device=q.device)
+    logarithms = scratch.data_ptr() + parts * width * 4
     arguments = ARGUMENTS.pack(
         q.data_ptr(), kv_cache.data_ptr(), page_table.data_ptr(), seq_lens.data_ptr(), out.data_ptr(),
         scratch.data_ptr(), logarithms, q.stride(0), q.stride(1), page_bytes, page_table.stride(0),
@@ -104,10 +106,10 @@ def mla_decode(q: Tensor, kv_cache: Tensor, page_table: Tensor, seq_lens: Tensor
         where = kv_cache.data_ptr(), kv_cache.shape[0], page, RANK + ROPE, page_bytes
         given = swizzled_pages(*where, (ROWS, 64)) + arguments
     grid = min(count * splits, chunks) * blocks
-    attend = _attend(each, kv_cache.element_size() == 1, few and count * most_rows <= ONCE_ROWS, index)
+    attend = _attend(each, fp8, few and count * most_rows <= ONCE_ROWS, index)
     attend.launch((grid, 1), THREADS, given, overlapped=True)
     if splits > 1:
         few_merged = count * heads <= FEW_MERGED
         grid = (count * heads, 8 if few_merged else 2)
-        _merge(few_merged, index).launch(grid, MERGE_THREADS, arguments, overlapped=True)
+        _merge(few_merged, fp8, index).launch(grid, MERGE_THREADS, arguments, overlapped=True)
     return out

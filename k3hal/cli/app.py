@@ -34,7 +34,7 @@ VERBS: dict[str, Verb] = {
     "doctor": Verb("k3hal.cli.doctor:doctor", "Show this machine, its devices and versions, and what would run."),
     "op": Verb("k3hal.cli.op:app", "Operators: what runs them and why; compare, record, replay and bisect."),
     "conform": Verb("k3hal.cli.conform:app", "Prove the operators of this machine; check and compare such proofs."),
-    "bench": Verb("k3hal.cli.bench:app", "Measure the engine, its cache and dispatch on this machine."),
+    "bench": Verb("k3hal.cli.bench:app", "Measure the engine, its cache and dispatch, and servers under load."),
 }
 
 

@@ -1,4 +1,4 @@
-"""`k3hal bench`: how fast engine and dispatch are on this machine, and beside what."""
+"""`k3hal bench`: how fast engine, dispatch and servers are, and beside what."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from k3hal.cli.bench_cache import bench_cache
+from k3hal.cli.bench_serve import bench_serve
 from k3hal.cli.common import DType, Json, Ops, Save
 from k3hal.cli.output import print_json
 from k3hal.errors import UsageError
 
-app = typer.Typer(no_args_is_help=True, help="Measure the engine, its cache and dispatch on this machine.")
+app = typer.Typer(
+    no_args_is_help=True, help="Measure the engine, its cache and dispatch on this machine, and servers under load."
+)
 app.command("cache")(bench_cache)
+app.command("serve")(bench_serve)
 
 
 @app.command("engine")

@@ -59,4 +59,6 @@ def settings_from(ctx: typer.Context, kind: type[S]) -> S:
     """The running command's flags merged with its `--config` file and the environment, as a `kind`."""
     from k3hal.settings import load_settings
 
-    return load_settings(kind, ctx.params, ctx.params.get("config"))
+    # A flag that may be repeated is an empty tuple where it was not given.
+    flags = {name: None if value == () else value for name, value in ctx.params.items()}
+    return load_settings(kind, flags, ctx.params.get("config"))

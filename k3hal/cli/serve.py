@@ -26,6 +26,8 @@ from k3hal.cli.serve_flags import SERVER_FLAGS, PrefixCachePolicy, PrefixMatchUn
 from k3hal.errors import UsageError
 
 if TYPE_CHECKING:
+    import ssl
+
     from k3hal.engine.replay import ReplayEngine
     from k3hal.serve.settings import ServeSettings
     from k3hal.serve.state import ServerState
@@ -78,44 +80,57 @@ def serve(
     **more: Any,
 ) -> None:
     """Serve MODEL over an OpenAI-compatible HTTP API until SIGTERM or Ctrl-C."""
-    from k3hal.serve.server import Server, bind
     from k3hal.serve.settings import ServeSettings
 
-    begun = time.monotonic()
-    settings = settings_from(ctx, ServeSettings)
+    _run(settings_from(ctx, ServeSettings), time.monotonic())
+
+
+def _run(settings: ServeSettings, begun: float) -> None:
+    from k3hal.serve.logs import configure_logs
+    from k3hal.serve.server import Server, bind
+    from k3hal.serve.tracing import make_provider
+
+    configure_logs(settings.log_format, settings.log_level)
+    tls = _tls(settings)
+    traces = make_provider(settings.otlp_traces_endpoint) if settings.otlp_traces_endpoint else None
     # First, so that a port in use is reported before minutes of loading.
     with bind(settings.host, settings.port) as sock:
-        Server(_build(settings), announce=typer.echo, begun=begun).run(sockets=[sock])
+        try:
+            Server(_build(settings), announce=typer.echo, begun=begun, tls=tls, traces=traces).run(sockets=[sock])
+        finally:
+            if traces is not None:
+                traces.shutdown()
+
+
+def _tls(settings: ServeSettings) -> ssl.SSLContext | None:
+    from k3hal.serve.server import tls_context
+
+    if settings.ssl_certfile is not None:
+        return tls_context(settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_ca_certs)
+    if settings.ssl_keyfile or settings.ssl_ca_certs:
+        raise UsageError("a key or a CA needs a certificate to go with it", hint="give --ssl-certfile")
+    return None
 
 
 def _build(settings: ServeSettings) -> ServerState:
     """The engine and everything around it, from the merged settings."""
-    from k3hal.serve.state import ServerConfig, ServerState
+    from k3hal.serve.state import ServerState
 
     defaults: dict[str, Any] = {}
+    plan: dict[str, Any] | None = None
     if settings.engine is not None:
         engine, tokenizer = _replay(settings)
         name = "replay"
     else:
         from k3hal.debug.arm import armed
+        from k3hal.dispatch.plan_file import plan_json
         from k3hal.engine.build import build_engine
 
         with armed(os.environ):
             built = build_engine(settings.model, **settings.engine_options())
         engine, tokenizer, name = built.engine, built.tokenizer, built.model_name
-        defaults = dict(built.generation_defaults)
-    config = ServerConfig(
-        model_names=tuple(settings.served_model_name or [name]),
-        api_keys=tuple(settings.api_key or []),
-        generation_defaults=defaults,
-        metrics_compat=settings.metrics_compat == "on",
-        drain_timeout=settings.drain_timeout,
-        refuse_unknown_fields=settings.unknown_fields == "refuse",
-        kimi_strict_params=settings.kimi_strict_params,
-        # A replay answers request k with line k: a warm-up request would take the first line.
-        warm_up=settings.engine is None,
-    )
-    return ServerState(engine, tokenizer, config)
+        defaults, plan = dict(built.generation_defaults), plan_json(built.plan)
+    return ServerState(engine, tokenizer, settings.server_config(name, defaults, engine.info.device, plan))
 
 
 def _replay(settings: ServeSettings) -> tuple[ReplayEngine, K3Tokenizer]:

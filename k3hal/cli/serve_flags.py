@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -33,12 +34,39 @@ def _flag(kind: Any, name: str, metavar: str | None, text: str) -> Any:
 
 
 SERVER_FLAGS: dict[str, Any] = {
+    "api_key_file": _flag(
+        Path, "api-key-file", "FILE", "Keys, one a line, with their limits; read again when it changes."
+    ),
+    "requests_per_minute": _flag(int, "requests-per-minute", "N", "Most requests a minute and key."),
+    "max_concurrent_requests": _flag(int, "max-concurrent-requests", "N", "Most requests at a time and key."),
+    "ssl_certfile": _flag(Path, "ssl-certfile", "FILE", "Serve HTTPS with this certificate (chain)."),
+    "ssl_keyfile": _flag(Path, "ssl-keyfile", "FILE", "Its private key, if it is in a file of its own."),
+    "ssl_ca_certs": _flag(Path, "ssl-ca-certs", "FILE", "Demand client certificates signed by these."),
+    "cors_origin": _flag(list[str], "cors-origin", "ORIGIN", "Browser origin that may ask, or *; may be repeated."),
+    "max_body_bytes": _flag(int, "max-body-bytes", "N", "Largest request body.  [default: 67108864]"),
+    "body_timeout": _flag(float, "body-timeout", "SECONDS", "For a client to send a body.  [default: 60]"),
+    "drain_delay": _flag(
+        float, "drain-delay", "SECONDS", "On SIGTERM, answer new requests for so long, unready.  [default: 0]"
+    ),
+    "request_timeout": _flag(float, "request-timeout", "SECONDS", "For a whole answer.  [default: no limit]"),
+    "write_timeout": _flag(float, "write-timeout", "SECONDS", "For a client to read what is sent.  [default: 60]"),
+    "idle_timeout": _flag(float, "idle-timeout", "SECONDS", "Between two requests of a connection.  [default: 5]"),
+    "stream_ping": _flag(
+        float, "stream-ping", "SECONDS", "Between comments while a stream waits to begin.  [default: 15]"
+    ),
+    "max_stored_responses": _flag(int, "max-stored-responses", "N", "Responses kept to continue.  [default: 256]"),
+    "warm_up": _flag(str, "warm-up", "auto|off|quick|full", "What is tried before /ready; auto: quick on a CPU."),
+    "log_level": _flag(str, "log-level", "LEVEL", "debug, info (shows requests), warning, error.  [default: warning]"),
+    "log_format": _flag(str, "log-format", "text|json", "Form of the log on stderr.  [default: text]"),
+    "log_prompts": _flag(bool, "log-prompts", None, "Put prompts into the request lines of the log."),
+    "otlp_traces_endpoint": _flag(str, "otlp-traces-endpoint", "URL", "Send OpenTelemetry traces here."),
     "unknown_fields": _flag(
         str, "unknown-fields", "ignore|refuse", "Fields a request has and the API has not.  [default: ignore]"
     ),
     "kimi_strict_params": _flag(
         bool, "kimi-strict-params", None, "Refuse sampling parameters that Moonshot's hosted API refuses."
     ),
+    "page": _flag(str, "page", "on|off", "Serve the page at /: chat, live figures, dispatch plan.  [default: on]"),
 }
 """Flags of the HTTP server by the name of their setting."""
 

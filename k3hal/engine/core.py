@@ -164,6 +164,7 @@ class EngineCore:
             preemptions=self.scheduler.preemptions,
             prefix=self.scheduler.cache.stats,
             cached_usage=self.scheduler.cache.cached_usage,
+            dead=self.dead,
         )
 
     def _refuse_if_dead(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import threading
 import time
 from collections import deque
@@ -25,10 +27,17 @@ from k3hal.tokenizer import Tokenizer
 
 DEFAULT_CONTEXT = 1_048_576
 
+# A step takes this long at least: as in an engine, what falls into one step is handed over together. Woken for each
+# token of many streams, the replay would spend more on waking up than a server spends on the tokens.
+_STEP_S = 0.002
+
 
 @dataclass(slots=True)
 class _Running:
-    """A request and how far its line has been replayed; `due` is when its next step may come."""
+    """A request and how far its line has been replayed; `due` is when its next step may come.
+
+    Its turns are `step_s` apart whatever the steps before took, so that late steps do not slow the pace.
+    """
 
     request: EngineRequest
     line: ReplayLine
@@ -37,6 +46,8 @@ class _Running:
     first_token: float = 0.0
     due: float = 0.0
     emitted: int = 0
+    ends: frozenset[int] = frozenset()
+    limit: int = 0
 
 
 class ReplayEngine:
@@ -69,6 +80,10 @@ class ReplayEngine:
         self._lock = threading.Condition()
         self._waiting: deque[_Running] = deque()
         self._running: dict[str, _Running] = {}
+        # Every running request once, by when it is due; those that were aborted leave when they come up.
+        self._turns: list[tuple[float, int, _Running]] = []
+        self._numbers = itertools.count()
+        self._stepped = 0.0
         self._aborted: set[str] = set()
         self._arrivals = 0
         self._closing = False
@@ -96,7 +111,7 @@ class ReplayEngine:
             raise RequestError("the prompt is empty", param="prompt")
         if length >= context:
             raise RequestError(f"the prompt has {length} tokens, but the context is {context}", param="prompt")
-        if not all(0 <= token < self._info.vocab_size for token in request.prompt_token_ids):
+        if min(request.prompt_token_ids) < 0 or max(request.prompt_token_ids) >= self._info.vocab_size:
             raise RequestError(f"prompt token ids must be below {self._info.vocab_size}", param="prompt")
         with self._lock:
             if self._closing:
@@ -106,7 +121,7 @@ class ReplayEngine:
                 raise QueueFullError(f"{len(self._waiting)} requests are waiting already")
             line = self._lines[self._arrivals % len(self._lines)]
             self._arrivals += 1
-            self._waiting.append(_Running(request, line, arrival=time.monotonic()))
+            self._waiting.append(self._received(request, line))
             self._stats = replace(self._stats, prompt_tokens=self._stats.prompt_tokens + length)
             self._admit()
             self._lock.notify_all()
@@ -148,29 +163,55 @@ class ReplayEngine:
                 return
 
     def _has_work(self) -> bool:
-        now = time.monotonic()
-        return self._stopped or bool(self._aborted) or any(item.due <= now for item in self._running.values())
+        return self._stopped or bool(self._aborted) or self._until_due() == 0.0
 
     def _until_due(self) -> float | None:
-        if not self._running:
+        """Seconds to the step in which the next turn falls; None where nothing runs."""
+        if not self._turns:
             return None
-        return max(0.0, min(item.due for item in self._running.values()) - time.monotonic())
+        due, _, item = self._turns[0]
+        step = max(due, self._stepped + _STEP_S) if item.line.step_s else due
+        return max(0.0, step - time.monotonic())
+
+    def _received(self, request: EngineRequest, line: ReplayLine) -> _Running:
+        """A new request with what can be said now about where it ends."""
+        params = request.params
+        ends = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            ends |= frozenset(self._info.eos_token_ids)
+        room = self._info.max_model_len - len(request.prompt_token_ids)
+        limit = room if params.max_tokens is None else min(room, params.max_tokens)
+        return _Running(request, line, arrival=time.monotonic(), ends=ends, limit=limit)
 
     def _admit(self) -> None:
         now = time.monotonic()
         while self._waiting and len(self._running) < self._info.max_num_seqs:
             item = self._waiting.popleft()
-            item.scheduled, item.due = now, now + item.line.step_s
+            item.scheduled = item.due = now
             self._running[item.request.request_id] = item
+            self._take_turn(item)
+
+    def _take_turn(self, item: _Running) -> None:
+        item.due += item.line.step_s
+        heapq.heappush(self._turns, (item.due, next(self._numbers), item))
 
     def _step(self, now: float) -> list[EngineOutput]:
         outputs = self._take_aborted(now)
-        for item in [item for item in self._running.values() if item.due <= now]:
+        due: list[_Running] = []
+        while self._turns and self._turns[0][0] <= now:
+            due.append(heapq.heappop(self._turns)[2])
+        for item in due:
+            name = item.request.request_id
+            if self._running.get(name) is not item:
+                continue
             output = self._advance(item, now)
             outputs.append(output)
             if output.finish_reason:
-                del self._running[item.request.request_id]
+                del self._running[name]
+            else:
+                self._take_turn(item)
         tokens = sum(len(output.token_ids) for output in outputs)
+        self._stepped = now
         self._stats = replace(
             self._stats,
             steps=self._stats.steps + bool(outputs),
@@ -192,19 +233,15 @@ class ReplayEngine:
     def _advance(self, item: _Running, now: float) -> EngineOutput:
         """Replay the next `per_step` tokens of a request, cut where it stops."""
         params, line = item.request.params, item.line
-        stops = frozenset(params.stop_token_ids)
-        ends = frozenset() if params.ignore_eos else frozenset(self._info.eos_token_ids)
-        room = self._info.max_model_len - len(item.request.prompt_token_ids)
-        limit = min(room, params.max_tokens) if params.max_tokens is not None else room
         tokens: list[int] = []
         finish: FinishReason | None = None
         matched: int | None = None
         for token in line.ids[item.emitted : item.emitted + line.per_step]:
             tokens.append(token)
             item.emitted += 1
-            if token in stops | ends and item.emitted > params.min_tokens:
-                finish, matched = "stop", token if token in stops else None
-            elif item.emitted >= limit:
+            if token in item.ends and item.emitted > params.min_tokens:
+                finish, matched = "stop", token if token in params.stop_token_ids else None
+            elif item.emitted >= item.limit:
                 finish = "length"
             if finish:
                 break
@@ -212,7 +249,6 @@ class ReplayEngine:
             finish = finish or "stop"
         if tokens and not item.first_token:
             item.first_token = now
-        item.due = now + line.step_s
         return EngineOutput(
             item.request.request_id,
             tuple(tokens),

@@ -21,6 +21,9 @@ _rank = attrgetter("rank")
 _MOST_DEFERRED = 32
 """Requests that may be passed over in a step: each costs a look."""
 
+_FIRST_SHARE = 0.75
+"""Of what a step has left for prompts, the most that the first one takes while others wait; they share the rest."""
+
 _LOOK_AHEAD = 8
 """Waiting requests for which a prompt that starts is asked to stop where they part from it."""
 
@@ -147,9 +150,10 @@ class Scheduler:
             decodes = [request for request in decodes if request.id not in drafted]
             budget -= sum(drafts.size for _, drafts in verifies)
         chunks: list[tuple[Request, int]] = []
-        for request in prefills:
+        for i, request in enumerate(prefills):
             if budget and request.row != NO_ROW:
-                budget -= self._add_chunk(request, budget, chunks)
+                others = len(prefills) - i - 1 + bool(self.waiting and self._free_rows)
+                budget -= self._add_chunk(request, budget, chunks, others)
         if self.preemptions == preempted_before:
             self._admit(budget, chunks)
         if decodes or verifies or chunks:
@@ -250,11 +254,17 @@ class Scheduler:
             self._start(request, row, cached)
             for other in self.waiting[index : index + _LOOK_AHEAD]:
                 self.cache.expect(row, other.token_ids, self.name(other))
-            budget -= self._add_chunk(request, budget, chunks)
+            others = min(len(self.waiting) - index, len(self._free_rows))
+            budget -= self._add_chunk(request, budget, chunks, others)
 
-    def _add_chunk(self, request: Request, budget: int, chunks: list[tuple[Request, int]]) -> int:
-        """Plan the request's next chunk, of at most `budget` tokens and no farther than the cache wants; its length."""
+    def _add_chunk(self, request: Request, budget: int, chunks: list[tuple[Request, int]], others: int) -> int:
+        """Plan the request's next chunk, of at most `budget` tokens and no farther than the cache wants; its length.
+
+        One that needs more leaves some to `others` behind it: a long prompt takes longer then, and holds up nobody.
+        """
         start = request.num_computed
+        if others and request.remaining > budget:
+            budget = max(budget // (others + 1) if chunks else int(budget * _FIRST_SHARE), 1)
         chunk = self.cache.chunk_end(request.row, start, start + min(request.remaining, budget)) - start
         chunks.append((request, chunk))
         return chunk

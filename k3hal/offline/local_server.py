@@ -123,7 +123,7 @@ async def local_server(settings: GenerateSettings) -> AsyncIterator[LocalServer]
     config = ServerConfig(
         model_names=(settings.served_model_name or built.model_name,),
         generation_defaults=dict(built.generation_defaults),
-        warm_up=False,
+        warm_up="off",
     )
     app = create_app(ServerState(built.engine, built.tokenizer, config))
     async with app.router.lifespan_context(app):

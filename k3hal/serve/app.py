@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -17,37 +16,40 @@ from starlette.responses import Response
 
 from k3hal import __version__
 from k3hal.errors import K3HALError
-from k3hal.sampling_params import SamplingParams
 from k3hal.serve.auth import ApiKeyGuard
 from k3hal.serve.chat import chat_completions, render
-from k3hal.serve.chat_prompt import render_chat
 from k3hal.serve.completions import completions
 from k3hal.serve.error_shapes import error_response
-from k3hal.serve.http_errors import HttpError, from_k3hal, json_response, raise_if_failed
+from k3hal.serve.http_errors import HttpError, from_k3hal, json_response
 from k3hal.serve.messages.endpoint import count_tokens, messages
-from k3hal.serve.request_info import RequestInfos
+from k3hal.serve.page import add_page
+from k3hal.serve.request_info import RequestInfos, info_of
 from k3hal.serve.responses.endpoint import cancel_response, delete_response, get_response, input_tokens, responses
 from k3hal.serve.router import DisconnectedError
-from k3hal.serve.state import ServerState, new_id
+from k3hal.serve.state import ServerState
 from k3hal.serve.tokens import detokenize, tokenize
+from k3hal.serve.tracing import Traces
+from k3hal.serve.warm_up import warm_up
 
-_LOG = logging.getLogger("k3hal.serve")
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Handler = Callable[[ServerState, Request], Awaitable[Response]]
 
 
-def create_app(state: ServerState) -> FastAPI:
+def create_app(state: ServerState, traces: TracerProvider | None = None) -> FastAPI:
     """The application of a server that has not started yet; its lifespan starts and closes the engine."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         state.router.start()
-        warm_up = asyncio.create_task(_warm_up(state))
+        warmed = asyncio.create_task(warm_up(state, app))
         try:
             yield
         finally:
-            warm_up.cancel()
+            warmed.cancel()
             state.drain()
             state.constraints.close()
             await asyncio.to_thread(state.engine.close)
@@ -63,37 +65,18 @@ def create_app(state: ServerState) -> FastAPI:
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "X-Ignored-Fields", "Retry-After"],
         )
+    if traces is not None:
+        app.add_middleware(Traces, provider=traces)
     app.add_middleware(RequestInfos)
     for path, handler in _POSTS.items():
         app.add_route(path, _bind(state, handler), methods=["POST"])
     for path, handler in _GETS.items():
         app.add_route(path, _bind(state, handler), methods=["GET"])
     app.add_route("/v1/responses/{name}", _bind(state, delete_response), methods=["DELETE"])
+    if state.config.page:
+        add_page(app, state)
     _add_error_handlers(app, state)
     return app
-
-
-async def _warm_up(state: ServerState) -> None:
-    """Answer a short chat once, so that the first client does not pay for what is made on first use.
-
-    If that fails the server stays unready and its log says why.
-    """
-    if state.config.warm_up:
-        prompt = render_chat({"messages": [{"role": "user", "content": "Hello"}]}, state.config.thinking)
-        ids = prompt.ids(state.tokenizer)[: state.engine.info.max_model_len - 1]
-        try:
-            generation = state.submit(new_id("warmup-"), [ids], SamplingParams(max_tokens=4), None)
-            try:
-                while generation.unfinished:
-                    for _, output in await generation.next():
-                        raise_if_failed(output)
-            finally:
-                generation.close()
-        except (K3HALError, HttpError) as error:
-            _LOG.error("the warm-up request failed, so the server is not ready: %s", error)
-            return
-        state.constraints.warm()
-    state.warmed_up()
 
 
 async def _models(state: ServerState, _: Request) -> Response:
@@ -123,8 +106,11 @@ def _model(state: ServerState, name: str) -> dict[str, Any]:
     }
 
 
-async def _health(_: ServerState, __: Request) -> Response:
-    return json_response({"status": "ok"})
+async def _health(state: ServerState, _: Request) -> Response:
+    dead = state.engine.stats().dead
+    return json_response(
+        {"status": "ok"} if dead is None else {"status": "dead", "reason": dead}, 200 if dead is None else 503
+    )
 
 
 async def _load(state: ServerState, _: Request) -> Response:
@@ -144,9 +130,11 @@ async def _no_embeddings(_: ServerState, __: Request) -> Response:
 
 
 async def _ready(state: ServerState, _: Request) -> Response:
+    if state.engine.stats().dead is not None:
+        return json_response({"status": "dead"}, 503)
     if state.ready:
         return json_response({"status": "ready"})
-    return json_response({"status": "draining" if state.draining else "starting"}, 503)
+    return json_response({"status": "draining" if state.leaving else "starting"}, 503)
 
 
 async def _metrics(state: ServerState, _: Request) -> Response:
@@ -216,6 +204,7 @@ def _add_error_handlers(app: FastAPI, state: ServerState) -> None:
     async def crash(request: Request, _: Exception) -> Response:
         # Starlette logs the traceback after this answer.
         refusal = HttpError(500, "internal error; the server's log has the details", kind="server_error")
+        refusal.headers["X-Request-Id"] = info_of(request).id  # made outside of what adds it to other answers
         return error_response(refusal, request.url.path)
 
     app.add_exception_handler(K3HALError, ours)

@@ -12,6 +12,9 @@ from k3hal.serve.limiter import Limiter
 from k3hal.serve.metrics import Metrics
 from k3hal.serve.request_info import info_in
 
+INTERNAL = "k3hal.internal"
+"""In the scope of a request that the server makes itself; nothing a client sends can put it there."""
+
 
 class ApiKeyGuard:
     """ASGI middleware. Without keys, `limits` hold for all clients together. Only a POST counts against limits."""
@@ -24,7 +27,7 @@ class ApiKeyGuard:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not _guarded(scope):
+        if scope["type"] != "http" or not _guarded(scope) or INTERNAL in scope:
             await self._app(scope, receive, send)
             return
         owner, limits = "", self._limits

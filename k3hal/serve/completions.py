@@ -34,10 +34,14 @@ async def completions(state: ServerState, request: Request) -> Response:
     for ids in prompts:
         check_prompt(ids, info.vocab_size, info.max_model_len)
     echoes = [state.tokenizer.decode(ids) if asked.echo else "" for ids in prompts for _ in range(params.n)]
+    request_info = info_of(request)
+    request_info.facts["model"] = model
+    if state.config.log_prompts:
+        request_info.prompt = "\n".join(map(state.tokenizer.decode, prompts))
     answer_id = new_id("cmpl-", asked.request_id)
     generation = state.submit(answer_id, prompts, params, asked.priority, asked.cache_salt)
     choices = [TextChoice(state.tokenizer, params) for _ in range(len(prompts) * params.n)]
-    run = Run(generation, choices, prompts, params, state.metrics, info_of(request))
+    run = Run(generation, choices, prompts, params, state.metrics, info_of(request), state.config.request_timeout)
     answer = _TextAnswer(state, asked, answer_id, model, run, choices, echoes)
     if asked.stream:
         return EventStream(with_keep_alive(answer.events(), state.config.keep_alive, KEEP_ALIVE), run)

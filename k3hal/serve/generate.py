@@ -52,13 +52,16 @@ class Run(Generic[D]):
         params: SamplingParams,
         metrics: Metrics,
         info: RequestInfo,
+        timeout: float | None = None,
     ) -> None:
+        """After `timeout` seconds the engine is told to stop, and `steps` raises a 504."""
         self.choices = choices
         self.prompt_tokens = sum(map(len, prompts))
         self._n = params.n
         self._generation = generation
         self._metrics = metrics
         self._info = info
+        self._deadline = generation.expire_after(timeout) if timeout else None
         self._clocks = [metrics.follow() for _ in choices]
         for prompt in prompts:
             metrics.accepted(len(prompt), params.n, params.max_tokens)
@@ -79,10 +82,13 @@ class Run(Generic[D]):
     def disconnect(self) -> None:
         """The client is gone: abort at once."""
         self._metrics.disconnected()
+        self._info.status = 499
         self._generation.disconnect()
 
     def close(self) -> None:
         """Abort what still runs, if anything does, and leave the figures for the log."""
+        if self._deadline is not None:
+            self._deadline.cancel()
         self._generation.close()
         usage = self.usage()
         self._info.facts |= {
@@ -114,6 +120,12 @@ class Run(Generic[D]):
         self._clocks[index].tokens(len(new_ids))
         if choice.finish_reason is not None:
             self._finished(index, choice, output.timing)
+            if output.timing is not None and output.timing.first_token:
+                timing = output.timing
+                self._info.facts |= {
+                    "queue_s": timing.scheduled - timing.arrival,
+                    "prefill_s": timing.first_token - timing.scheduled,
+                }
         return Step(index, delta, new_ids)
 
     def _finished(self, index: int, choice: Choice[D], timing: RequestTiming | None) -> None:
@@ -123,8 +135,12 @@ class Run(Generic[D]):
         self._clocks[index].finished(choice.finish_reason or "", len(choice.token_ids), timing)
 
 
-async def with_keep_alive(events: AsyncIterator[bytes], period: float, comment: bytes) -> AsyncIterator[bytes]:
-    """`events`, with `comment` every `period` seconds until the first of them comes."""
+async def with_keep_alive(
+    events: AsyncIterator[bytes], period: float, comment: bytes, *, after: int = 0
+) -> AsyncIterator[bytes]:
+    """`events`, with `comment` every `period` seconds until the first one after `after` of them comes."""
+    for _ in range(after):
+        yield await anext(events)
     first = asyncio.ensure_future(anext(events))
     try:
         while not (await asyncio.wait({first}, timeout=period))[0]:

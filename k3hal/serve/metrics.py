@@ -75,6 +75,10 @@ class Metrics:
         both.register(_WithCompatNames(self._registry))
         return generate_latest(both)
 
+    def collect(self) -> Iterable[Metric]:
+        """The metrics under their own names."""
+        return self._registry.collect()
+
     def labels(self) -> dict[str, str]:
         return self._labels
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 import uuid
@@ -14,6 +15,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from k3hal.serve.logs import FIELDS
+
+_LOG = logging.getLogger("k3hal.serve.requests")
 _GIVEN_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _KEY = "k3hal.request"
 _NAMED_FIELDS = 16
@@ -21,7 +25,7 @@ _NAMED_FIELDS = 16
 
 @dataclass(slots=True)
 class RequestInfo:
-    """One per request. `facts` are figures for its log line; nothing a user wrote is among them."""
+    """One per request. `facts` are figures for its log line and span; nothing a user wrote is among them."""
 
     id: str
     begun: float = field(default_factory=time.monotonic)
@@ -31,6 +35,15 @@ class RequestInfo:
     ignored: tuple[str, ...] = ()
     """Fields of the body that had no effect, as they are told in `X-Ignored-Fields`."""
     facts: dict[str, Any] = field(default_factory=dict)
+    status: int = 0
+    """What has been answered; 499 where the client had left by then."""
+    prompt: str | None = None
+    """What the model was shown; only kept where the log is to have it."""
+
+    def figures(self) -> dict[str, Any]:
+        """All there is to say without a user's words."""
+        ignored = {"ignored_fields": list(self.ignored)} if self.ignored else {}
+        return {**self.facts, **ignored, "duration_s": time.monotonic() - self.begun}
 
 
 def info_of(request: Request) -> RequestInfo:
@@ -42,7 +55,7 @@ def info_in(scope: Scope) -> RequestInfo:
 
 
 class RequestInfos:
-    """ASGI middleware: makes the `RequestInfo` and sends its headers along with any answer."""
+    """ASGI middleware: makes the `RequestInfo`, sends its headers along with any answer, and logs it at the end."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -56,13 +69,29 @@ class RequestInfos:
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
+                info.status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = headers["Request-Id"] = info.id  # as OpenAI's and Anthropic's clients read it
                 if info.ignored:
                     headers["X-Ignored-Fields"] = ", ".join(info.ignored)
             await send(message)
 
-        await self._app(scope, receive, with_headers)
+        try:
+            await self._app(scope, receive, with_headers)
+        except Exception:
+            info.status = 500
+            raise
+        finally:
+            _log(scope, info)
+
+
+def _log(scope: Scope, info: RequestInfo) -> None:
+    """A line for what came through the API; probes and scrapes would drown the rest."""
+    level = logging.INFO if scope["path"].startswith("/v1/") else logging.DEBUG
+    if _LOG.isEnabledFor(level):
+        prompt = {} if info.prompt is None else {"prompt": info.prompt}
+        request = {"request_id": info.id, "method": scope["method"], "path": scope["path"], "status": info.status}
+        _LOG.log(level, "request", extra={FIELDS: {**request, **info.figures(), **prompt}})
 
 
 def field_names(names: Iterable[str]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from k3hal.engine.interface import Engine, EngineOutput, EngineRequest
 from k3hal.errors import RequestError
+from k3hal.serve.http_errors import HttpError
 
 
 class DisconnectedError(Exception):
@@ -27,21 +28,27 @@ class Generation:
     def __init__(self, router: Router, request_ids: Sequence[str]) -> None:
         self._router = router
         self._unfinished = dict(zip(request_ids, range(len(request_ids)), strict=True))
-        self._queue: asyncio.Queue[EngineOutput | None] = asyncio.Queue()
+        self._arrived: list[EngineOutput | None] = []
+        self._wake: asyncio.Future[None] | None = None
+        self._end: Exception = DisconnectedError()
 
     @property
     def unfinished(self) -> bool:
         return bool(self._unfinished)
 
     async def next(self) -> list[Increment]:
-        """Wait for outputs and return all there are, in order. Raises `DisconnectedError` once the client is gone."""
-        outputs = [await self._queue.get()]
-        while not self._queue.empty():
-            outputs.append(self._queue.get_nowait())
+        """Wait for outputs and return all there are, in order.
+
+        Raises `DisconnectedError` once the client is gone, and a 504 once the time is over.
+        """
+        if not self._arrived:
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
+        outputs, self._arrived = self._arrived, []
         increments: list[Increment] = []
         for output in outputs:
             if output is None:
-                raise DisconnectedError
+                raise self._end
             index = self._unfinished.get(output.request_id)
             if index is None:
                 continue
@@ -50,8 +57,11 @@ class Generation:
             increments.append(Increment(index, output))
         return increments
 
-    def put(self, output: EngineOutput) -> None:
-        self._queue.put_nowait(output)
+    def put(self, output: EngineOutput | None) -> None:
+        """Deliver an output, or None once the client is gone; runs on the event loop."""
+        self._arrived.append(output)
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
 
     def stop(self, index: int) -> None:
         """Abort one sequence because its answer is complete; nothing more of it is delivered."""
@@ -63,7 +73,15 @@ class Generation:
     def disconnect(self) -> None:
         """The client is gone: abort now and wake whoever waits in `next`."""
         self.close()
-        self._queue.put_nowait(None)
+        self.put(None)
+
+    def expire_after(self, seconds: float) -> asyncio.TimerHandle:
+        """Abort after that time, unless the handle is cancelled before."""
+        return asyncio.get_running_loop().call_later(seconds, self._expire, seconds)
+
+    def _expire(self, seconds: float) -> None:
+        self._end = HttpError(504, f"the answer took longer than {seconds:g} s", kind="timeout_error", code="timeout")
+        self.disconnect()
 
     def close(self) -> None:
         self._router.drop(list(self._unfinished))
@@ -120,6 +138,11 @@ class Router:
         self._open.discard(generation)
         if not self._open:
             self._empty.set()
+
+    @property
+    def open_requests(self) -> int:
+        """HTTP requests that are being answered."""
+        return len(self._open)
 
     def abort_all(self) -> None:
         """Abort everything that runs; each request still gets its last output."""

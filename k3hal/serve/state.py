@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from k3hal.engine.interface import Constraint, Engine, EngineRequest, PrefixContext
 from k3hal.errors import DrainingError
@@ -20,6 +20,8 @@ from k3hal.serve.responses.store import ResponseStore
 from k3hal.serve.router import Generation, Router
 from k3hal.serve.thinking import ThinkingDefaults
 from k3hal.tokenizer import END_OF_MSG, Tokenizer
+
+WarmUp = Literal["off", "quick", "full"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +42,29 @@ class ServerConfig:
     max_body_bytes: int = 64 * 1024 * 1024
     body_timeout: float = 60.0
     """Seconds that a client may take to send a body."""
+    drain_delay: float = 0.0
+    """Seconds between being told to stop, when `/ready` turns, and refusing new requests."""
     drain_timeout: float = 30.0
     keep_alive: float = 15.0
     """Seconds between comments on a stream that waits for its first token."""
-    warm_up: bool = True
+    warm_up: WarmUp = "quick"
+    request_timeout: float | None = None
+    """Seconds that an answer may take, its waiting included."""
+    write_timeout: float = 60.0
+    head_timeout: float = 30.0
+    idle_timeout: float = 5.0
+    """Seconds: of a client that does not read, of a request's head, of a connection between requests."""
+    log_prompts: bool = False
     max_stored_responses: int = 256
     max_stored_bytes: int = 256 * 1024 * 1024
+    page: bool = True
+    """Whether the page at `/` is served."""
+    plan: Mapping[str, Any] | None = None
+    """The dispatch plan in the form of a plan file, for the page; None where the engine has none."""
 
 
 class ServerState:
-    """The running server. Whether it is `ready` or `draining` changes over its life; the rest does not."""
+    """The running server. Whether it is `ready`, `leaving` or `draining` changes over its life; the rest does not."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, config: ServerConfig) -> None:
         self.engine = engine
@@ -61,6 +76,7 @@ class ServerState:
         self.metrics = Metrics(engine, config.model_names[0], compat=config.metrics_compat)
         self.responses = ResponseStore(config.max_stored_responses, config.max_stored_bytes)
         self.created = int(time.time())
+        self.leaving = False
         self.draining = False
         self._warm = False
         self._end_of_message = tokenizer.special(END_OF_MSG)
@@ -68,16 +84,21 @@ class ServerState:
     @property
     def ready(self) -> bool:
         """Whether the server wants traffic: warmed up and not shutting down."""
-        return self._warm and not self.draining
+        return self._warm and not self.leaving
 
     def warmed_up(self) -> None:
         self._warm = True
         self.metrics.ready = True
 
+    def leave(self) -> None:
+        """Want no more traffic, but answer what still comes: whoever sends it learns of that from `/ready`."""
+        self.leaving = True
+        self.metrics.ready = False
+
     def drain(self) -> None:
         """Refuse new requests from now on."""
+        self.leave()
         self.draining = True
-        self.metrics.ready = False
 
     def model_name(self, asked: str | None) -> str:
         """The model a request means; 404 if it is not served here."""

@@ -41,12 +41,15 @@ async def begin_turn(
     prompt, ids = await render_ids(state, body, info)
     engine = state.engine.info
     check_prompt(ids, engine.vocab_size, engine.max_model_len)
+    info.facts["model"] = model
+    if state.config.log_prompts:
+        info.prompt = prompt.text()
     constraint = await state.constraints.of(prompt)
     answer_id = new_id(kind, asked.request_id)
     generation = state.submit(answer_id, [ids], params, asked.priority, asked.cache_salt, constraint)
     reasoning = asked.include_reasoning is not False
     choices = [ChatChoice(state.tokenizer, prompt, params, reasoning=reasoning) for _ in range(params.n)]
-    run = Run(generation, choices, [ids], params, state.metrics, info)
+    run = Run(generation, choices, [ids], params, state.metrics, info, state.config.request_timeout)
     return ChatTurn(answer_id, model, params, prompt, run, choices, int(time.time()))
 
 

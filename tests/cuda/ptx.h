@@ -258,13 +258,6 @@ inline void write_matrices(uint32_t at, uint32_t a, uint32_t b, uint32_t c, uint
 inline uint32_t pair(float low, float high) {
   return __float2bfloat16(low).bits | (uint32_t)__float2bfloat16(high).bits << 16;
 }
-inline void store_bytes(void* to, uint32_t from, int bytes) {
-  if ((uintptr_t)to % 16 || from % 16 || bytes % 16) emulated::fail("bytes that are not in 16s");
-  memcpy(to, emulated::at(from), bytes);
-}
-inline void commit_stores() {}
-inline void stores_read() {}
-inline void stores_done() {}
 inline void meet(int which) { emulated::meet(emulated::groups[which], 128); }
 template <int THREADS> void meet(int which) { emulated::meet(emulated::groups[which], THREADS); }
 inline void wgmma_begin() {}

@@ -6,19 +6,20 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
+from operator import attrgetter
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from k3hal.backends.nvidia import deep_gemm, fla, flash_kda, flash_mla, flashinfer, triton_kernels
+from k3hal.backends.nvidia import deep_gemm, fla, flash_kda, flash_mla, triton_kernels
 from k3hal.backends.nvidia._library import Function, loaded
 from k3hal.dispatch.ops._kda import delta_step
 from k3hal.dispatch.ops.kda_gate import kda_gate
-from k3hal.dispatch.ops.mla_decode import mla_decode
 from k3hal.dispatch.ops.mx_dequantize import mx_dequantize
+
+from .flashinfer_fakes import FLASHINFER, dense, latent_attention, sequences
 
 TILE = 16
 
@@ -30,7 +31,8 @@ def installed(fakes: dict[Function, Callable[..., Any]]) -> Iterator[list[dict[s
     before = dict(sys.modules)
     for function, fake in fakes.items():
         module = sys.modules.setdefault(f"{function.module}", ModuleType(function.module))
-        setattr(module, function.name, _strict(function, fake, calls))
+        owner, _, name = function.name.rpartition(".")
+        setattr(attrgetter(owner)(module) if owner else module, name, _strict(function, fake, calls))
     loaded.cache_clear()
     try:
         yield calls
@@ -54,16 +56,12 @@ def _strict(function: Function, fake: Callable[..., Any], calls: list[dict[str, 
     return call
 
 
-def _dense(*tensors: Tensor) -> None:
-    assert all(t.is_contiguous() for t in tensors)
-
-
 def fla_recurrent(
     *, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial_state: Tensor, inplace_final_state: bool,
     state_v_first: bool, ssm_state_indices: Tensor, use_qk_l2norm_in_kernel: bool, out: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """One token of each of B sequences. Slot 0 is a slot like any other."""
-    _dense(q, k, v, g, beta, out)
+    dense(q, k, v, g, beta, out)
     assert inplace_final_state and state_v_first and use_qk_l2norm_in_kernel and q.shape[1] == 1
     for n, slot in enumerate(ssm_state_indices.tolist()):
         new, _, row = delta_step(initial_state[slot], q[n, 0], k[n, 0], v[n, 0], g[n, 0], beta[n, 0])
@@ -76,24 +74,14 @@ def fla_chunk(
     use_qk_l2norm_in_kernel: bool, safe_gate: bool, state_v_first: bool, cu_seqlens: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Rows of no sequence stay unwritten, and states of empty ones too."""
-    _dense(q, k, v, g, beta, initial_state)
+    dense(q, k, v, g, beta, initial_state)
     assert q.shape[0] == 1 and cu_seqlens.dtype is torch.int64 and initial_state.dtype is torch.float32
     assert output_final_state and use_qk_l2norm_in_kernel and state_v_first and isinstance(safe_gate, bool)
     out, final = torch.full_like(v, torch.nan), torch.full_like(initial_state, torch.nan)
-    _sequences(
+    sequences(
         out[0], final, initial_state, cu_seqlens, lambda s, t: delta_step(s, *(x[0, t] for x in (q, k, v, g, beta)))
     )
     return out, final
-
-
-def _sequences(out: Tensor, final: Tensor, initial: Tensor, cu_seqlens: Tensor, step: Callable[..., Any]) -> None:
-    for n, (first, last) in enumerate(pairwise(cu_seqlens.tolist())):
-        state = initial[n]
-        for t in range(first, last):
-            state, _, row = step(state, t)
-            out[t] = row.to(out.dtype)
-        if last > first:
-            final[n] = state
 
 
 def flash_kda_fwd(
@@ -101,21 +89,14 @@ def flash_kda_fwd(
     dt_bias: Tensor, lower_bound: float, initial_state: Tensor, final_state: Tensor, cu_seqlens: Tensor,
 ) -> None:  # fmt: skip
     """Raw gate and logits in, bf16 out, both results in the caller's memory."""
-    _dense(q, k, v, g, beta, out, A_log, dt_bias, initial_state, final_state, cu_seqlens)
+    dense(q, k, v, g, beta, out, A_log, dt_bias, initial_state, final_state, cu_seqlens)
     assert {x.dtype for x in (q, k, v, g, beta, out)} == {torch.bfloat16} and cu_seqlens.dtype is torch.int64
     assert scale == q.shape[-1] ** -0.5 and -5 <= lower_bound <= 0
     decay, write = kda_gate(g[0], beta[0], A_log, dt_bias, lower_bound)
-    _sequences(
+    sequences(
         out[0], final_state, initial_state, cu_seqlens,
         lambda s, t: delta_step(s, q[0, t], k[0, t], v[0, t], decay[t], write[t]),
     )  # fmt: skip
-
-
-def _attention(q: Tensor, cache: Tensor, pages: Tensor, lengths: Tensor, scale: float, kv_lora: int) -> Tensor:
-    assert int(pages.min()) >= 0 and int(pages.max()) < cache.shape[0], "a page that the cache does not have"
-    out = mla_decode(q[:, 0], cache, pages, lengths, scale, kv_lora)
-    out[lengths == 0] = torch.nan
-    return out.unsqueeze(1)
 
 
 def flash_mla_decode(
@@ -126,23 +107,12 @@ def flash_mla_decode(
     assert q.shape[1] == 1 and k_cache.shape[2] == 1 and not causal
     assert not tile_scheduler_metadata.used
     tile_scheduler_metadata.used = True
-    return _attention(q, k_cache[:, :, 0], block_table, cache_seqlens, softmax_scale, head_dim_v), None
-
-
-def flashinfer_decode(
-    *, query: Tensor, kv_cache: Tensor, workspace_buffer: Tensor, qk_nope_head_dim: int, kv_lora_rank: int,
-    qk_rope_head_dim: int, block_tables: Tensor, seq_lens: Tensor, max_seq_len: int, bmm1_scale: float,
-    bmm2_scale: float, backend: str,
-) -> Tensor:  # fmt: skip
-    """query [B, 1, H, D] in the cache's dtype, cache [P, 1, page, D]."""
-    assert kv_lora_rank + qk_rope_head_dim == query.shape[-1] and query.dtype is kv_cache.dtype
-    assert not workspace_buffer.any() and bmm2_scale == 1.0 and int(seq_lens.max()) <= max_seq_len
-    return _attention(query, kv_cache[:, 0], block_tables, seq_lens, bmm1_scale, kv_lora_rank)
+    return latent_attention(q, k_cache[:, :, 0], block_table, cache_seqlens, softmax_scale, head_dim_v), None
 
 
 def deep_gemm_product(*, a: Tensor, b: Tensor, d: Tensor, grouped_layout: Tensor) -> None:
     """Every tile of rows belongs to one expert, its last rows maybe to none, which are left unwritten."""
-    _dense(a, b, d, grouped_layout)
+    dense(a, b, d, grouped_layout)
     assert a.shape[0] % TILE == 0 and grouped_layout.dtype is torch.int32
     d.fill_(torch.nan)
     for first in range(0, a.shape[0], TILE):
@@ -178,12 +148,12 @@ def triton_kernels_product(
 
 
 FAKES: dict[Function, Callable[..., Any]] = {
+    **FLASHINFER,
     fla.RECURRENT: fla_recurrent,
     fla.CHUNK: fla_chunk,
     flash_kda.FORWARD: flash_kda_fwd,
     flash_mla.METADATA: lambda: (SimpleNamespace(used=False), None),
     flash_mla.DECODE: flash_mla_decode,
-    flashinfer.DECODE: flashinfer_decode,
     deep_gemm.ALIGNMENT: lambda: TILE,
     deep_gemm.PRODUCT: deep_gemm_product,
     triton_kernels.RAGGED: ragged,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -39,19 +42,20 @@ class RunningServer:
 
 
 @contextlib.contextmanager
-def _running(lines: Sequence[ReplayLine], limits: dict[str, int] | None = None, **config) -> Iterator[RunningServer]:
-    """Serve `lines` on a thread of its own until the block ends."""
-    engine = ReplayEngine(lines, TOKENIZER, **(limits or {}))
-    settings = {"model_names": ("k3", "alias"), "warm_up": False, **config}
-    state = ServerState(engine, TOKENIZER, ServerConfig(**settings))
+def _serving(
+    engine: Any, tokenizer: Tokenizer, *, tls: Any = None, traces: Any = None, **config
+) -> Iterator[RunningServer]:
+    """Serve `engine` on a thread of its own until the block ends."""
+    settings = {"model_names": ("k3", "alias"), "warm_up": "off", **config}
+    state = ServerState(engine, tokenizer, ServerConfig(**settings))
     ready = threading.Event()
-    server = Server(state, announce=lambda _: ready.set(), begun=time.monotonic())
+    server = Server(state, announce=lambda _: ready.set(), begun=time.monotonic(), tls=tls, traces=traces)
     with bind("127.0.0.1", 0) as sock:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, name="server")
         thread.start()
         try:
-            assert ready.wait(20)
-            yield RunningServer(url_of(sock), server, state, engine)
+            assert ready.wait(60)
+            yield RunningServer(url_of(sock, "https" if tls else "http"), server, state, engine)
         finally:
             state.router.abort_all()
             server.should_exit = True
@@ -59,10 +63,20 @@ def _running(lines: Sequence[ReplayLine], limits: dict[str, int] | None = None, 
             assert not thread.is_alive()
 
 
+def _running(lines: Sequence[ReplayLine], engine_limits: dict[str, int] | None = None, **options):
+    return _serving(ReplayEngine(lines, TOKENIZER, **(engine_limits or {})), TOKENIZER, **options)
+
+
 @pytest.fixture(scope="session")
 def running() -> Callable[..., contextlib.AbstractContextManager[RunningServer]]:
-    """`with running(lines, limits, **config) as server`."""
+    """`with running(lines, engine_limits, **config) as server`: a replay."""
     return _running
+
+
+@pytest.fixture(scope="session")
+def serving() -> Callable[..., contextlib.AbstractContextManager[RunningServer]]:
+    """`with serving(engine, tokenizer, **config) as server`: any engine."""
+    return _serving
 
 
 @pytest.fixture(scope="session")
@@ -157,3 +171,53 @@ def api(grammars: None) -> Iterator[Scripted]:
         yield scripted
         scripted.http.close()
         scripted.openai.close()
+
+
+class Command:
+    """`k3hal` in a process of its own."""
+
+    def __init__(self, *args):
+        code = "import sys; from k3hal.cli import main; sys.exit(main())"
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-c", code, *map(str, args)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+
+    def finish(self):
+        out, err = self.process.communicate(timeout=30)
+        return self.process.returncode, out, err
+
+
+@pytest.fixture(scope="session")
+def k3hal() -> type[Command]:
+    """`k3hal(*args)` starts the command; `finish()` waits for it and returns its exit code, output and errors."""
+    return Command
+
+
+@pytest.fixture
+def show(browser: Any) -> Iterator[Callable[..., Any]]:
+    """`show(url, **context options)`: the page; at the end no script failed and nothing was asked of anybody else."""
+    troubles: list[str] = []
+    contexts: list[Any] = []
+
+    def opened(url: str, **options: Any) -> Any:
+        context = browser.new_context(reduced_motion="reduce", **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        # The browser's own note on a refusal, which the tests that provoke one look at in the page.
+        expected = ("Failed to load resource: the server responded", "Failed to load resource: net::ERR")
+        page.on("console", lambda note: None if note.text.startswith(expected) else troubles.append(note.text))
+        page.on("request", lambda request: None if request.url.startswith(url) else troubles.append(request.url))
+        page.goto(url)
+        page.wait_for_selector("#model:not(:empty)")
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert troubles == []

@@ -46,7 +46,7 @@ VALIDATE = jsonschema.Draft202012Validator(SCHEMA).validate
 def served(directory, **options):
     """A client of a server over the nano model."""
     built = build_engine(str(directory), device="cpu", dtype="float32", **options)
-    state = ServerState(built.engine, built.tokenizer, ServerConfig(model_names=("nano",), warm_up=False))
+    state = ServerState(built.engine, built.tokenizer, ServerConfig(model_names=("nano",), warm_up="off"))
     ready = threading.Event()
     server = Server(state, announce=lambda _: ready.set(), begun=time.monotonic())
     with bind("127.0.0.1", 0) as sock:

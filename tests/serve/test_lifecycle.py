@@ -2,14 +2,12 @@
 
 import asyncio
 import json
-import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -153,6 +151,31 @@ def test_draining_finishes_what_runs_and_refuses_the_rest(running, plain):
         eventually(lambda: server.server.should_exit)
 
 
+def test_new_requests_are_answered_until_the_load_balancer_knows(running, plain):
+    with running([plain("ab")], drain_delay=0.5) as server, server.client() as http:
+        server.server.handle_exit(signal.SIGTERM, None)
+        eventually(lambda: http.get("/ready").status_code == 503)
+        assert http.post("/v1/completions", json=BODY).status_code == 200
+        eventually(lambda: server.state.draining)
+        eventually(lambda: server.server.should_exit)
+
+
+def test_a_second_signal_ends_that_delay_too(running):
+    with running([STUCK], drain_delay=600.0) as server:
+        server.server.handle_exit(signal.SIGTERM, None)
+        eventually(lambda: server.state.leaving)
+        server.server.handle_exit(signal.SIGTERM, None)
+        eventually(lambda: server.server.should_exit)
+
+
+def test_an_engine_that_failed_for_good_is_not_healthy(running, monkeypatch):
+    with running([SLOW]) as server, server.client() as http:
+        stats = server.engine.stats()
+        monkeypatch.setattr(server.engine, "stats", lambda: replace(stats, dead="out of memory"))
+        assert (http.get("/health").status_code, http.get("/ready").status_code) == (503, 503)
+        assert http.get("/health").json()["reason"] == "out of memory"
+
+
 def test_what_does_not_finish_in_time_is_aborted_with_an_error(running):
     with running([STUCK], drain_timeout=0.1) as server, server.client() as http, server.client() as other:
         answers = []
@@ -178,7 +201,7 @@ def test_a_second_signal_does_not_wait(running):
 
 
 def test_the_server_is_ready_only_after_its_warm_up_request(running, plain):
-    with running([plain("w", step_s=0.2), plain("a")], warm_up=True) as server, server.client() as http:
+    with running([plain("w", step_s=0.2), plain("a")], warm_up="quick") as server, server.client() as http:
         assert server.engine.stats().generation_tokens == 1
         assert http.post("/v1/completions", json=BODY).json()["choices"][0]["text"] == "a"
 
@@ -195,7 +218,7 @@ def test_a_failed_warm_up_leaves_the_server_unready_and_says_why(caplog):
             return state.ready
 
     assert asyncio.run(start_and_abort()) is False
-    assert "the warm-up request failed" in caplog.text
+    assert "the warm-up failed" in caplog.text
 
 
 def test_many_clients_at_once_get_their_own_answers(running, plain):
@@ -222,29 +245,11 @@ def test_the_engine_is_closed_with_the_server(running, plain):
         server.engine.submit(EngineRequest("late", [1], SamplingParams()))
 
 
-class Command:
-    """`k3hal` in a process of its own."""
-
-    def __init__(self, *args):
-        code = "import sys; from k3hal.cli import main; sys.exit(main())"
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", code, *map(str, args)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-
-    def finish(self):
-        out, err = self.process.communicate(timeout=30)
-        return self.process.returncode, out, err
-
-
-def test_the_command_serves_and_drains_on_sigterm(tmp_path, synthetic_dir):
+def test_the_command_serves_and_drains_on_sigterm(tmp_path, synthetic_dir, k3hal):
     replay = tmp_path / "r.jsonl"
     replay.write_text(json.dumps({"ids": [HELLO] * 20, "step_ms": 30}) + "\n")
-    command = Command("serve", "--engine", f"replay:{replay}", "--tokenizer", synthetic_dir, "--port", "0",
-                      "--served-model-name", "mine")  # fmt: skip
+    command = k3hal("serve", "--engine", f"replay:{replay}", "--tokenizer", synthetic_dir, "--port", "0",
+                    "--served-model-name", "mine")  # fmt: skip
     try:
         assert command.process.stdout is not None
         line = command.process.stdout.readline()
@@ -286,6 +291,43 @@ def test_command_line_mistakes_are_one_line_and_exit_4(tmp_path, synthetic_dir, 
     assert main(["serve", *port, *args]) == 4
     error = capsys.readouterr().err
     assert re.search(message, error)
+    assert error.count("\n") == 1
+
+
+def test_keys_come_from_a_config_file_and_the_environment(tmp_path, monkeypatch):
+    from k3hal.cli import main, serve
+
+    seen = []
+    monkeypatch.setattr(serve, "_run", lambda settings, _: seen.append((settings.api_key, settings.cors_origin)))
+    (tmp_path / "c.yaml").write_text("api-key: [from-file, too]\ncors-origin: https://a.test\n")
+    config = ["--config", str(tmp_path / "c.yaml")]
+    assert main(["serve", *config]) == 0
+    assert main(["serve", *config, "--api-key", "flag"]) == 0
+    monkeypatch.setenv("K3HAL_API_KEY", "variable")
+    assert main(["serve", *config]) == 0
+    origins = ["https://a.test"]
+    assert seen == [(["from-file", "too"], origins), (["flag"], origins), (["variable"], origins)]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--ssl-keyfile", "k.pem"], "give --ssl-certfile"),
+        (["--ssl-certfile", "none.pem"], "TLS cannot be set up with none.pem: No such file"),
+        (["--api-key-file", "none"], "cannot read the API keys in none"),
+        (["--log-level", "loud"], "log-level"),
+        (["--warm-up", "hot"], "warm-up"),
+        (["--requests-per-minute", "0"], "requests-per-minute"),
+    ],
+)
+def test_mistakes_about_the_server_are_one_line_and_exit_4(tmp_path, synthetic_dir, capsys, args, message):
+    from k3hal.cli import main
+
+    (tmp_path / "r.jsonl").write_text('{"ids": [1]}\n')
+    replay = ["--engine", f"replay:{tmp_path / 'r.jsonl'}", "--tokenizer", str(synthetic_dir), "--port", "0"]
+    assert main(["serve", *replay, *args]) == 4
+    error = capsys.readouterr().err
+    assert message in error
     assert error.count("\n") == 1
 
 

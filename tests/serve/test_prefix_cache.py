@@ -23,7 +23,7 @@ LONG = "All work and no play makes Jack a dull boy. " * 12
 def http(nano_dir: Path) -> Iterator[httpx.Client]:
     """A client of a server over the nano model."""
     built = build_engine(str(nano_dir), device="cpu", dtype="float32", max_model_len=2048, max_num_seqs=4)
-    state = ServerState(built.engine, built.tokenizer, ServerConfig(model_names=("nano",), warm_up=False))
+    state = ServerState(built.engine, built.tokenizer, ServerConfig(model_names=("nano",), warm_up="off"))
     ready = threading.Event()
     server = Server(state, announce=lambda _: ready.set(), begun=time.monotonic())
     with bind("127.0.0.1", 0) as sock:

@@ -95,7 +95,7 @@ def test_a_bad_flag_is_named_as_a_flag() -> None:
     [
         ({"K3HAL_OPZ": ""}, r"unknown environment variable K3HAL_OPZ \(did you mean 'K3HAL_OPS'\?\)"),
         ({"K3HAL_": ""}, r"unknown environment variable K3HAL_ "),
-        ({"K3HAL_ZZZZZZZZZZZZ": ""}, r"known: K3HAL_DEBUG, K3HAL_DUMP, K3HAL_OPS, K3HAL_SHADOW"),
+        ({"K3HAL_ZZZZZZZZZZZZ": ""}, r"known: K3HAL_API_KEY, K3HAL_DEBUG, K3HAL_DUMP, K3HAL_OPS, K3HAL_SHADOW"),
         ({"K3HAL_DEBUG": "yes"}, r"K3HAL_DEBUG is 'yes' \(it takes 0 or 1\)"),
     ],
 )

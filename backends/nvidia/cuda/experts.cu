@@ -17,8 +17,10 @@ int stream_launch(const Gemm& a, int tiles, void* stream) {
 }
 template <int NT, int W, int D> int flat_launch(const Gemm& a, int tiles, int half, int parts, void* stream) {
   int bytes = (a.k + 127) / 128 * NT * 2048;
-  if (half)
+  if (half) {
+    bytes += W * TURNED;
     return launch<flat_kernel<NT, W, D, __nv_bfloat16>>(tiles * parts, W * 32, bytes, true, stream, a, parts);
+  }
   return launch<flat_kernel<NT, W, D, float>>(tiles * parts, W * 32, bytes, true, stream, a, parts);
 }
 template <int W, int D> int sum_launch(const Gemm& a, int tokens, int each, void* stream) {

@@ -230,6 +230,9 @@ __global__ void __launch_bounds__(KW * RW * 32, WARPS / (KW * RW)) stream_kernel
     stream_tile<GATE, NT, P, KW, RW, D>(a, tile, part, expert, memory);
 }
 
+// A warp's 32 columns of 8 choices in bf16, a row each.
+constexpr int TURNED = 8 * 80;
+
 // The second GEMM where all of K lies in shared memory: each of W warps takes two row blocks after two row blocks of a
 // tile's part, codes D K blocks ahead in registers. They are read before the launch in front of this one is done.
 template <int NT, int W, int D, typename PART>
@@ -250,7 +253,8 @@ __device__ __forceinline__ void flat_tile(const Gemm& a, int tile, int part, int
   };
 #pragma unroll
   for (int d = 0; d < D; d++) fetch(w[d]);
-  int row[NT][2];
+  constexpr bool HALF = sizeof(PART) == 2;
+  int row[NT][2];  // Where the choices of this thread's accumulators go; of bf16 the one that it stores 16 bytes of.
   float weight[NT][2];
 #pragma unroll
   for (int n = 0; n < NT; n++)
@@ -261,6 +265,9 @@ __device__ __forceinline__ void flat_tile(const Gemm& a, int tile, int part, int
       weight[n][c] =
           choice < 0 ? 0 : RESCALE * a.weights[(choice / a.top_k) * a.weights_stride + choice % a.top_k];
     }
+  if (HALF)
+#pragma unroll
+    for (int n = 0; n < NT; n++) row[n][0] = n * 8 + g < length ? a.rows[start + n * 8 + g] * a.n + t * 8 : -1;
   wait_for_launch();
   for (int i = threadIdx.x; i < NT * 128 * blocks; i += W * 32) {
     int chunk = i & 15, slot = i >> 4 & (NT * 8 - 1), block = i / (NT * 128), column = block * 128 + chunk * 8;
@@ -270,15 +277,31 @@ __device__ __forceinline__ void flat_tile(const Gemm& a, int tile, int part, int
   }
   __syncthreads();
   float acc[2][NT][4] = {};
-  auto store = [&](int r) {
+  const uint32_t turned = hidden + blocks * (NT * 2048) + warp * TURNED;
+  auto store = [&] {
 #pragma unroll
-    for (int n = 0; n < NT; n++)
+    for (int n = 0; n < NT; n++) {
+      float v[2][4];
 #pragma unroll
-      for (int c = 0; c < 4; c++) {
-        if (row[n][c & 1] >= 0 && group + r < end)
-          put((PART*)a.out + row[n][c & 1] + (group + r) * 16 + (c >> 1) * 8, acc[r][n][c] * weight[n][c & 1]);
-        acc[r][n][c] = 0;
+      for (int r = 0; r < 2; r++)
+#pragma unroll
+        for (int c = 0; c < 4; c++) v[r][c] = acc[r][n][c] * weight[n][c & 1], acc[r][n][c] = 0;
+      if constexpr (HALF) {
+        __syncwarp();  // What was here has been read.
+        write_matrices(turned + (lane & 7) * 80 + (lane >> 3) * 16, pair(v[0][0], v[0][1]), pair(v[0][2], v[0][3]),
+                       pair(v[1][0], v[1][1]), pair(v[1][2], v[1][3]));
+        __syncwarp();
+        if (row[n][0] >= 0 && group + t / 2 < end)
+          *(uint4*)((PART*)a.out + row[n][0] + group * 16) = read4(turned + g * 80 + t * 16);
+      } else {
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+#pragma unroll
+          for (int c = 0; c < 4; c++)
+            if (row[n][c & 1] >= 0 && group + r < end)
+              put((PART*)a.out + row[n][c & 1] + (group + r) * 16 + (c >> 1) * 8, v[r][c]);
       }
+    }
   };
   for (int block = 0; group < end;) {
 #pragma unroll
@@ -291,7 +314,7 @@ __device__ __forceinline__ void flat_tile(const Gemm& a, int tile, int part, int
       multiply<1, NT>(acc[0], w[d][0], x), multiply<1, NT>(acc[1], w[d][1], x);
       fetch(w[d]);
       if (++block < blocks) continue;
-      store(0), store(1);
+      store();
       block = 0, group += 2 * W;
     }
   }

@@ -51,7 +51,8 @@ struct Activation {
   }
 };
 
-// A warpgroup's results, by way of shared memory, to the rows of its slots.
+// A warpgroup's results, by way of shared memory, to the rows of its slots, 16 bytes a lane. A bulk copy a row in their
+// place takes some fifty cycles to issue, and a warp issues those of 32 rows one after the other.
 template <bool GATE, int N>
 __device__ __forceinline__ void finish(
     const Gemm& a, const float (&acc)[2][N / 2], uint32_t slots, uint32_t out, int length, int chunk) {
@@ -59,8 +60,7 @@ __device__ __forceinline__ void finish(
   late(chunk), late(slots), late(length);
   const uint32_t to = out + (lane & 7) * OUT_ROW<GATE> + warp * 32 + (lane >> 3 & 1) * 16 + (lane >> 4) * 128;
   const Activation activation(a);
-  stores_read();
-  meet(group);
+  meet(group);  // What was here has been read.
 #pragma unroll
   for (int i = 0; i < N / 8; i++) {
     if (GATE) {
@@ -80,14 +80,16 @@ __device__ __forceinline__ void finish(
       write_matrices(to + i * 8 * OUT_ROW<GATE>, p[0], p[1], p[2], p[3]);
     }
   }
-  see_copies();
   meet(group);
-  const int slot = threadIdx.x & 127, wide = GATE ? 64 : 128, column = (chunk * 2 + group) * wide;
-  if (slot < length && column < a.n) {
+  constexpr int WIDTH = GATE ? 64 : 128, LANES = WIDTH / 8, ROWS = 32 / LANES;
+  const int column = (chunk * 2 + group) * WIDTH + lane % LANES * 8;
+  if (column >= a.n) length = 0;
+#pragma unroll 4
+  for (int slot = warp * ROWS + lane / LANES; slot < length; slot += 4 * ROWS) {
     int row = (int)read1(slots + slot * 8);
-    store_bytes((__nv_bfloat16*)a.out + row + column, out + slot * OUT_ROW<GATE>, min(wide, a.n - column) * 2);
+    *(uint4*)((__nv_bfloat16*)a.out + row + column) = read4(out + slot * OUT_ROW<GATE> + lane % LANES * 16);
   }
-  commit_stores();
+  __syncwarp();
 }
 
 template <bool WIDE, int N, int J, int H>
@@ -193,7 +195,7 @@ __device__ __forceinline__ void produce(
 }
 
 // Few heights: each has 20 to 30 KiB of instructions, which blocks go through in no order. With all of them in one kernel
-// ptxas gives up and puts a wait behind every product (its note C7512).
+// ptxas gives up and puts a wait behind every product (its note C7512). Two more pay where items repeat their chunks.
 template <bool GATE, bool WIDE>
 __global__ void __launch_bounds__(384, 1) tall_kernel(const __grid_constant__ Gemm a, int repeat) {
   SHARED_MEMORY(memory);
@@ -252,14 +254,15 @@ __global__ void __launch_bounds__(384, 1) tall_kernel(const __grid_constant__ Ge
       } else {
         if (length <= 32) CONSUME(32);
         else if (length <= 48) CONSUME(48);
+        else if (!GATE && length <= 64) CONSUME(64);
         else if (length <= 72) CONSUME(72);
         else if (length <= 80) CONSUME(80);
+        else if (!GATE && length <= 88) CONSUME(88);
         else CONSUME(96);
       }
 #undef CONSUME
       __syncwarp();
       if ((threadIdx.x & 31) == 0) barrier_arrive(heard + (turn & 1) * 8);
     }
-    stores_done();
   }
 }

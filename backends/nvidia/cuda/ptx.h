@@ -135,13 +135,6 @@ __device__ __forceinline__ uint32_t pair(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
   return v;
 }
-// Bytes, a multiple of 16, to global memory in the background; `stores_read` waits until they have left shared memory.
-__device__ __forceinline__ void store_bytes(void* to, uint32_t from, int bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-__device__ __forceinline__ void stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-__device__ __forceinline__ void stores_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 // Threads of a warpgroup meet.
 __device__ __forceinline__ void meet(int which) { asm volatile("bar.sync %0, 128;" ::"r"(which + 1) : "memory"); }
 template <int THREADS> __device__ __forceinline__ void meet(int which) {
@@ -169,6 +162,9 @@ int launch(int grid, int threads, int bytes, bool overlapped, void* stream, A...
   if (int code = cudaGetDevice(&device)) return code;
   if (bytes > most[device & 63]) {
     if (int code = cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return code;
+    // A multiprocessor divides its memory anew only when it is empty: blocks of launches that overlap must agree.
+    if (int code = cudaFuncSetAttribute(KERNEL, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared))
+      return code;
     most[device & 63] = bytes;
   }
   cudaLaunchAttribute attribute;

@@ -34,7 +34,7 @@ async def responses(state: ServerState, request: Request) -> Response:
 
     answer = ResponseAnswer(asked, turn, state.tokenizer, kept, finished)
     if asked.stream:
-        events = with_keep_alive(answer.events(), state.config.keep_alive, KEEP_ALIVE)
+        events = with_keep_alive(answer.events(), state.config.keep_alive, KEEP_ALIVE, after=2)
         return EventStream(events, turn.run, failure=answer.failed)
     async with connected(request.receive, turn.run):
         return json_response(await answer.whole())
