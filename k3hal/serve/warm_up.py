@@ -31,8 +31,7 @@ class WarmUpError(Exception):
 async def warm_up(state: ServerState, app: ASGIApp) -> None:
     """Ask what clients will ask, through the application itself; only if all is answered is the server ready.
 
-    If not, the server stays unready and its log says why. Keys and limits do not apply. A quick warm-up leaves the
-    compiler of grammars to be loaded while the first requests run.
+    If not, the server stays unready and its log says why. Keys and limits do not apply.
     """
     for name, path, body, copies in _cases(state):
         begun = time.monotonic()
@@ -43,8 +42,6 @@ async def warm_up(state: ServerState, app: ASGIApp) -> None:
             return
         _LOG.info("warm-up: %s in %.2f s", name, time.monotonic() - begun)
     state.warmed_up()
-    if state.config.warm_up == "quick":
-        state.constraints.warm()
 
 
 def _cases(state: ServerState) -> Iterator[Case]:

@@ -68,7 +68,7 @@ def _running(lines: Sequence[ReplayLine], engine_limits: dict[str, int] | None =
 
 
 @pytest.fixture(scope="session")
-def running() -> Callable[..., contextlib.AbstractContextManager[RunningServer]]:
+def running(grammars: None) -> Callable[..., contextlib.AbstractContextManager[RunningServer]]:
     """`with running(lines, engine_limits, **config) as server`: a replay."""
     return _running
 

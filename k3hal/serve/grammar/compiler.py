@@ -40,10 +40,6 @@ class Constraints:
         self._lock = threading.Lock()
         self._compiled: OrderedDict[str, Future[Any]] = OrderedDict()
 
-    def warm(self) -> None:
-        """Load the compiler now, beside other work, so that the first constrained request does not wait for it."""
-        self._pool.submit(lambda: self._compiler)
-
     async def of(self, prompt: ChatPrompt) -> Constraint | None:
         """What `prompt` may be answered; None if that is anything. The event loop goes on meanwhile.
 
