@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,3 +57,52 @@ def nano_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _untuned(monkeypatch: pytest.MonkeyPatch) -> None:
     """What somebody tuned on this machine changes no test."""
     monkeypatch.setenv("K3HAL_TACTICS", "off")
+
+
+_BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless Chromium of this machine, driven by playwright; skips without either."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install k3hal[browser]")
+    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _BROWSERS)), None)
+    if path is None:
+        pytest.skip(f"needs a Chromium: none of {', '.join(_BROWSERS)} is on the path, and CHROMIUM names none")
+    # As root Chromium has no sandbox; the pages are our own and load nothing from elsewhere.
+    flags = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with sync_api.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=path, args=flags)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="session")
+def low_contrast() -> Callable[[Any], list[str]]:
+    """`low_contrast(page)`: the elements whose text has less than 4.5 : 1 to its own or its parents' ground."""
+    return lambda page: page.evaluate(_LOW_CONTRAST)
+
+
+_LOW_CONTRAST = """() => {
+  const parse = (text) => (text.match(/[\\d.]+/g) ?? []).map(Number);
+  const light = ([r, g, b]) => {
+    const [x, y, z] = [r, g, b].map((v) => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * x + 0.7152 * y + 0.0722 * z;
+  };
+  const ground = (e) => {
+    for (; e; e = e.parentElement) {
+      const colour = parse(getComputedStyle(e).backgroundColor);
+      if (colour.length === 3 || colour[3] === 1) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const low = new Set();
+  for (const e of document.querySelectorAll("body *")) {
+    const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
+    if (!own || e.matches(":disabled, script, noscript, noscript *, option") || !e.checkVisibility()) continue;
+    const [a, b] = [light(parse(getComputedStyle(e).color)), light(ground(e))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) low.add(`${e.tagName} ${e.className} ${ratio.toFixed(2)}`);
+  }
+  return [...low];
+}"""

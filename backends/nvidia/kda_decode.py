@@ -16,7 +16,9 @@ from k3hal.dispatch import Needs, provides
 
 THREADS, WIDE, RESIDENT = 256, 512, 2
 FEW = 12
-"""Heads of all rows up to which a pair of blocks shares each: at 16 it took an H200 as long as one wide block did."""
+"""Heads of all rows up to which a pair of blocks of `THREADS` shares each; from there up to a quarter of the
+multiprocessors the blocks of a pair are `WIDE`."""
+WAYS = ("ring", "each", "wide", "few", "some")
 RING, INPUTS = 3 * 64 * 128 * 4, THREADS * (4 * 8 + 5 * 4)
 
 
@@ -48,6 +50,7 @@ class Kernels:
     each: Kernel
     wide: Kernel
     few: Kernel
+    some: Kernel
     processors: int
 
 
@@ -58,6 +61,7 @@ def _kernels(index: int) -> Kernels:
         kernel("kda_decode", "decode_each", (), 0, index),
         kernel("kda_decode", "decode_wide", (), 0, index),
         kernel("kda_decode", "decode_few", (), 0, index),
+        kernel("kda_decode", "decode_some", (), 0, index),
         torch.cuda.get_device_properties(index).multi_processor_count,
     )
 
@@ -68,7 +72,9 @@ def _best(units: int, processors: int) -> str:
         return "few"
     if processors < units <= 8 * processors:
         return "ring"
-    return "wide" if processors // 4 < units <= processors else "each"
+    if units <= processors // 4:
+        return "some"
+    return "wide" if units <= processors else "each"
 
 
 def _launch(kernels: Kernels, way: str, heads: int, rows: int, arguments: Arguments) -> None:
@@ -78,6 +84,8 @@ def _launch(kernels: Kernels, way: str, heads: int, rows: int, arguments: Argume
         kernels.ring.launch(grid, THREADS, arguments, overlapped=True)
     elif way == "few":
         kernels.few.launch((2 * heads, rows), THREADS, arguments, overlapped=True)
+    elif way == "some":
+        kernels.some.launch((2 * heads, rows), WIDE, arguments, overlapped=True)
     elif way == "wide":
         kernels.wide.launch((heads, rows), WIDE, arguments, overlapped=True)
     else:
@@ -86,7 +94,7 @@ def _launch(kernels: Kernels, way: str, heads: int, rows: int, arguments: Argume
 
 
 def _of(way: str = "") -> Callable[..., Tensor]:
-    """`way` is `ring`, `each`, `wide` or `few`; by the number of heads of all rows if empty."""
+    """`way` is one of `WAYS`; by the number of heads of all rows if empty."""
 
     def kda_decode(
         qkv: Tensor,
@@ -129,5 +137,5 @@ def _of(way: str = "") -> Callable[..., Tensor]:
 
 kda_decode = provides(
     "kda_decode", name="hopper", needs=Needs(dtypes=("bfloat16",)), supports=supports, prepare=laid_out,
-    graph_safe=True, tactics={way: _of(way) for way in ("ring", "each", "wide", "few")},
+    graph_safe=True, tactics={way: _of(way) for way in WAYS},
 )(_of())  # fmt: skip

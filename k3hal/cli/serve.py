@@ -117,18 +117,20 @@ def _build(settings: ServeSettings) -> ServerState:
     from k3hal.serve.state import ServerState
 
     defaults: dict[str, Any] = {}
+    plan: dict[str, Any] | None = None
     if settings.engine is not None:
         engine, tokenizer = _replay(settings)
         name = "replay"
     else:
         from k3hal.debug.arm import armed
+        from k3hal.dispatch.plan_file import plan_json
         from k3hal.engine.build import build_engine
 
         with armed(os.environ):
             built = build_engine(settings.model, **settings.engine_options())
         engine, tokenizer, name = built.engine, built.tokenizer, built.model_name
-        defaults = dict(built.generation_defaults)
-    return ServerState(engine, tokenizer, settings.server_config(name, defaults, engine.info.device))
+        defaults, plan = dict(built.generation_defaults), plan_json(built.plan)
+    return ServerState(engine, tokenizer, settings.server_config(name, defaults, engine.info.device, plan))
 
 
 def _replay(settings: ServeSettings) -> tuple[ReplayEngine, K3Tokenizer]:

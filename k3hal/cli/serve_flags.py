@@ -45,6 +45,9 @@ SERVER_FLAGS: dict[str, Any] = {
     "cors_origin": _flag(list[str], "cors-origin", "ORIGIN", "Browser origin that may ask, or *; may be repeated."),
     "max_body_bytes": _flag(int, "max-body-bytes", "N", "Largest request body.  [default: 67108864]"),
     "body_timeout": _flag(float, "body-timeout", "SECONDS", "For a client to send a body.  [default: 60]"),
+    "drain_delay": _flag(
+        float, "drain-delay", "SECONDS", "On SIGTERM, answer new requests for so long, unready.  [default: 0]"
+    ),
     "request_timeout": _flag(float, "request-timeout", "SECONDS", "For a whole answer.  [default: no limit]"),
     "write_timeout": _flag(float, "write-timeout", "SECONDS", "For a client to read what is sent.  [default: 60]"),
     "idle_timeout": _flag(float, "idle-timeout", "SECONDS", "Between two requests of a connection.  [default: 5]"),
@@ -63,6 +66,7 @@ SERVER_FLAGS: dict[str, Any] = {
     "kimi_strict_params": _flag(
         bool, "kimi-strict-params", None, "Refuse sampling parameters that Moonshot's hosted API refuses."
     ),
+    "page": _flag(str, "page", "on|off", "Serve the page at /: chat, live figures, dispatch plan.  [default: on]"),
 }
 """Flags of the HTTP server by the name of their setting."""
 

@@ -91,7 +91,8 @@ class EngineInfo:
 class EngineStats:
     """A snapshot for metrics. Counters only grow.
 
-    `kv_usage` is the share of the cache that running sequences hold, `cached_usage` what is kept for others.
+    `kv_usage` is the share of the cache that running sequences hold, `cached_usage` what is kept for others. `dead`
+    says why an engine that failed for good will answer nothing any more.
     """
 
     num_running: int = 0
@@ -104,6 +105,7 @@ class EngineStats:
     preemptions: int = 0
     prefix: CacheStats = field(default_factory=CacheStats)
     cached_usage: float = 0.0
+    dead: str | None = None
 
 
 OutputCallback = Callable[[Sequence[EngineOutput]], None]

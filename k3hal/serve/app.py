@@ -22,7 +22,9 @@ from k3hal.serve.completions import completions
 from k3hal.serve.error_shapes import error_response
 from k3hal.serve.http_errors import HttpError, from_k3hal, json_response
 from k3hal.serve.messages.endpoint import count_tokens, messages
-from k3hal.serve.request_info import RequestInfos
+from k3hal.serve.openapi import openapi
+from k3hal.serve.page import add_page
+from k3hal.serve.request_info import RequestInfos, info_of
 from k3hal.serve.responses.endpoint import cancel_response, delete_response, get_response, input_tokens, responses
 from k3hal.serve.router import DisconnectedError
 from k3hal.serve.state import ServerState
@@ -71,6 +73,8 @@ def create_app(state: ServerState, traces: TracerProvider | None = None) -> Fast
     for path, handler in _GETS.items():
         app.add_route(path, _bind(state, handler), methods=["GET"])
     app.add_route("/v1/responses/{name}", _bind(state, delete_response), methods=["DELETE"])
+    if state.config.page:
+        add_page(app, state)
     _add_error_handlers(app, state)
     return app
 
@@ -102,8 +106,11 @@ def _model(state: ServerState, name: str) -> dict[str, Any]:
     }
 
 
-async def _health(_: ServerState, __: Request) -> Response:
-    return json_response({"status": "ok"})
+async def _health(state: ServerState, _: Request) -> Response:
+    dead = state.engine.stats().dead
+    return json_response(
+        {"status": "ok"} if dead is None else {"status": "dead", "reason": dead}, 200 if dead is None else 503
+    )
 
 
 async def _load(state: ServerState, _: Request) -> Response:
@@ -123,13 +130,15 @@ async def _no_embeddings(_: ServerState, __: Request) -> Response:
 
 
 async def _ready(state: ServerState, _: Request) -> Response:
-    if state.ready:
-        return json_response({"status": "ready"})
-    return json_response({"status": "draining" if state.draining else "starting"}, 503)
+    return json_response({"status": state.status}, 200 if state.status == "ready" else 503)
 
 
 async def _metrics(state: ServerState, _: Request) -> Response:
     return Response(state.metrics.render(), media_type=_METRICS_TYPE)
+
+
+async def _openapi(_: ServerState, __: Request) -> Response:
+    return json_response(openapi())
 
 
 async def _version(_: ServerState, __: Request) -> Response:
@@ -159,6 +168,7 @@ _GETS: dict[str, Handler] = {
     "/ready": _ready,
     "/metrics": _metrics,
     "/version": _version,
+    "/openapi.json": _openapi,
 }
 
 
@@ -195,6 +205,7 @@ def _add_error_handlers(app: FastAPI, state: ServerState) -> None:
     async def crash(request: Request, _: Exception) -> Response:
         # Starlette logs the traceback after this answer.
         refusal = HttpError(500, "internal error; the server's log has the details", kind="server_error")
+        refusal.headers["X-Request-Id"] = info_of(request).id  # made outside of what adds it to other answers
         return error_response(refusal, request.url.path)
 
     app.add_exception_handler(K3HALError, ours)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 import time
@@ -63,7 +64,7 @@ def tls_context(certificate: Path, key: Path | None, client_ca: Path | None) -> 
 
 
 class Server(uvicorn.Server):
-    """A uvicorn server whose first SIGTERM or SIGINT drains: not ready, no new requests, running ones finish.
+    """A uvicorn server whose first SIGTERM or SIGINT drains: not ready, then no new requests, running ones finish.
 
     They have `drain_timeout` seconds; then they are aborted. A second signal aborts at once.
     """
@@ -99,6 +100,7 @@ class Server(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._begun = begun
+        self._hurry = asyncio.Event()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Runs in the signal handler, so it only wakes the loop."""
@@ -108,11 +110,13 @@ class Server(uvicorn.Server):
             self._loop.call_soon_threadsafe(self.begin_drain)
 
     def begin_drain(self) -> None:
-        """Start shutting down; called again, stop waiting for running requests."""
-        if self._state.draining:
+        """Start shutting down; called again, stop waiting for anything."""
+        if self._state.leaving:
+            self._hurry.set()
+            self._state.drain()
             self._state.router.abort_all()
             return
-        self._state.drain()
+        self._state.leave()
         self._spawn(self._drain())
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -122,7 +126,7 @@ class Server(uvicorn.Server):
 
     async def _announce_ready(self, sockets: list[socket.socket]) -> None:
         while not self._state.ready:
-            if self._state.draining:
+            if self._state.leaving:
                 return
             await asyncio.sleep(0.02)
         where = ", ".join(url_of(sock, self._scheme) for sock in sockets)
@@ -131,6 +135,9 @@ class Server(uvicorn.Server):
 
     async def _drain(self) -> None:
         router = self._state.router
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._hurry.wait(), self._state.config.drain_delay)
+        self._state.drain()
         if not await router.wait_idle(self._state.config.drain_timeout):
             router.abort_all()
             await router.wait_idle(_ABORT_GRACE)

@@ -27,6 +27,7 @@ class ServeSettings(Settings):
     prefix_match_unit: PositiveInt | None = None
     prefix_cache_retention_interval: PositiveInt | None = None
     metrics_compat: Literal["on", "off"] = "on"
+    drain_delay: NonNegativeFloat = 0.0
     drain_timeout: NonNegativeFloat = 30.0
     unknown_fields: Literal["ignore", "refuse"] = "ignore"
     kimi_strict_params: bool = False
@@ -49,6 +50,7 @@ class ServeSettings(Settings):
     log_format: Literal["text", "json"] = "text"
     log_prompts: bool = False
     otlp_traces_endpoint: str | None = None
+    page: Literal["on", "off"] = "on"
 
     @field_validator("api_key", "served_model_name", "cors_origin", mode="before")
     @classmethod
@@ -59,7 +61,7 @@ class ServeSettings(Settings):
             raise ValueError("must not be empty")
         return values or None
 
-    @field_validator("metrics_compat", mode="before")
+    @field_validator("metrics_compat", "page", mode="before")
     @classmethod
     def _yaml_switch(cls, value: Any) -> Any:
         """YAML reads a bare on or off as a boolean."""
@@ -70,10 +72,12 @@ class ServeSettings(Settings):
     def _yaml_off(cls, value: Any) -> Any:
         return "off" if value is False else value
 
-    def server_config(self, name: str, generation_defaults: Mapping[str, Any], device: str) -> ServerConfig:
-        """How the server behaves; `name` is the checkpoint's."""
-        same = ("drain_timeout", "kimi_strict_params", "api_key_file", "max_body_bytes", "body_timeout", "log_prompts",
-                "request_timeout", "write_timeout", "idle_timeout", "max_stored_responses")  # fmt: skip
+    def server_config(
+        self, name: str, generation_defaults: Mapping[str, Any], device: str, plan: Mapping[str, Any] | None = None
+    ) -> ServerConfig:
+        """How the server behaves; `name` is the checkpoint's, `plan` the dispatch plan's JSON where a model runs."""
+        same = ("drain_delay", "drain_timeout", "kimi_strict_params", "api_key_file", "max_body_bytes", "body_timeout",
+                "log_prompts", "request_timeout", "write_timeout", "idle_timeout", "max_stored_responses")  # fmt: skip
         return ServerConfig(
             model_names=tuple(self.served_model_name or [name]),
             api_keys=tuple(self.api_key or []),
@@ -84,6 +88,8 @@ class ServeSettings(Settings):
             refuse_unknown_fields=self.unknown_fields == "refuse",
             keep_alive=self.stream_ping,
             warm_up=self._warm_up(device),
+            page=self.page == "on",
+            plan=plan,
             **{field: getattr(self, field) for field in same},
         )
 

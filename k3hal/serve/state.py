@@ -41,6 +41,8 @@ class ServerConfig:
     max_body_bytes: int = 64 * 1024 * 1024
     body_timeout: float = 60.0
     """Seconds that a client may take to send a body."""
+    drain_delay: float = 0.0
+    """Seconds between being told to stop, when `/ready` turns, and refusing new requests."""
     drain_timeout: float = 30.0
     keep_alive: float = 15.0
     """Seconds between comments on a stream that waits for its first token."""
@@ -54,10 +56,14 @@ class ServerConfig:
     log_prompts: bool = False
     max_stored_responses: int = 256
     max_stored_bytes: int = 256 * 1024 * 1024
+    page: bool = True
+    """Whether the page at `/` is served."""
+    plan: Mapping[str, Any] | None = None
+    """The dispatch plan in the form of a plan file, for the page; None where the engine has none."""
 
 
 class ServerState:
-    """The running server. Whether it is `ready` or `draining` changes over its life; the rest does not."""
+    """The running server. Whether it is `ready`, `leaving` or `draining` changes over its life; the rest does not."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, config: ServerConfig) -> None:
         self.engine = engine
@@ -68,6 +74,7 @@ class ServerState:
         self.metrics = Metrics(engine, config.model_names[0], compat=config.metrics_compat)
         self.responses = ResponseStore(config.max_stored_responses, config.max_stored_bytes)
         self.created = int(time.time())
+        self.leaving = False
         self.draining = False
         self._warm = False
         self._end_of_message = tokenizer.special(END_OF_MSG)
@@ -75,16 +82,28 @@ class ServerState:
     @property
     def ready(self) -> bool:
         """Whether the server wants traffic: warmed up and not shutting down."""
-        return self._warm and not self.draining
+        return self._warm and not self.leaving
+
+    @property
+    def status(self) -> Literal["starting", "ready", "draining", "dead"]:
+        """The same in a word, with why not; whatever it was, a server without an engine is dead."""
+        if self.engine.stats().dead is not None:
+            return "dead"
+        return "ready" if self.ready else "draining" if self.leaving else "starting"
 
     def warmed_up(self) -> None:
         self._warm = True
         self.metrics.ready = True
 
+    def leave(self) -> None:
+        """Want no more traffic, but answer what still comes: whoever sends it learns of that from `/ready`."""
+        self.leaving = True
+        self.metrics.ready = False
+
     def drain(self) -> None:
         """Refuse new requests from now on."""
+        self.leave()
         self.draining = True
-        self.metrics.ready = False
 
     def model_name(self, asked: str | None) -> str:
         """The model a request means; 404 if it is not served here."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from k3hal.backends.nvidia._library import Function, lacks, loaded
 from k3hal.debug.case import sample_case, samples_of
@@ -20,6 +21,8 @@ from k3hal.dispatch.call import Call
 from k3hal.dispatch.describe import describe
 from k3hal.dispatch.errors import BackendError, UnsupportedError
 from k3hal.dispatch.operator import Sample
+from k3hal.dispatch.ops import mla_decode
+from k3hal.dispatch.ops._paged import MlaShape
 from k3hal.dispatch.provider import Provider
 from k3hal.dispatch.registry import default_registry, get_operator
 
@@ -27,7 +30,8 @@ from .vendor_fakes import FAKES, installed
 
 ADAPTERS = {
     ("kda_recurrent", "fla"), ("kda_chunk", "fla"), ("kda_prefill", "flash_kda"), ("mla_decode", "flash_mla"),
-    ("mla_decode", "flashinfer"), ("moe_experts", "deep_gemm"), ("moe_experts_mxfp4", "triton_kernels"),
+    ("mla_decode", "flashinfer"), ("mla_decode", "flashinfer_cute"), ("moe_experts", "deep_gemm"),
+    ("moe_experts_mxfp4", "triton_kernels"),
     ("mla_prefill", "flashinfer"), ("mla_prefill", "flashinfer_ragged"), ("kda_decode", "flashinfer"),
     ("kda_prefill", "flashinfer"), ("moe_experts", "flashinfer"), ("moe_experts_mxfp4", "flashinfer"),
 }  # fmt: skip
@@ -94,12 +98,17 @@ def _home(op: str, name: str) -> str:
         ("kda_prefill", "flash_kda", "h200", {"bounded": False}, "needs a bounded gate"),
         ("mla_decode", "flash_mla", "h200", {}, ""),
         ("mla_decode", "flash_mla", "b200", {}, "needs arch sm_90, this is sm_100"),
-        ("mla_decode", "flash_mla", "h200", {"page_tokens": 128}, "needs page_tokens 64, this is 128"),
+        ("mla_decode", "flash_mla", "h200", {"page_tokens": 128}, ""),
+        ("mla_decode", "flash_mla", "h200", {"page_tokens": 32}, "needs page_tokens 64 or a multiple, this is 32"),
         ("mla_decode", "flash_mla", "h200", {"kv_dtype": "float8_e4m3fn"}, "needs kv_dtype bfloat16"),
         ("mla_decode", "flash_mla", "h200", {"kv_lora": 256}, "needs kv_lora 512 and rope_dim 64"),
         ("mla_decode", "flashinfer", "b200", {}, ""),
         ("mla_decode", "flashinfer", "b200", {"heads": 96}, "needs heads a multiple of 64, these are 96"),
         ("mla_decode", "flashinfer", "b200", {"kv_dtype": "float8_e4m3fn"}, "needs kv_dtype bfloat16"),
+        ("mla_decode", "flashinfer", "b200", {"page_tokens": 128}, ""),
+        ("mla_decode", "flashinfer_cute", "b200", {"page_tokens": 128, "heads": 96}, ""),
+        ("mla_decode", "flashinfer_cute", "b200", {"heads": 144}, "needs heads up to 128, these are 144"),
+        ("mla_decode", "flashinfer_cute", "b200", {"page_tokens": 256}, "needs page_tokens 128 or 64 or 32 or 16"),
         ("mla_decode", "flashinfer", "h200", {}, "needs arch sm_100/sm_103, this is sm_90"),
         ("mla_prefill", "flashinfer", "gb300", {"page_tokens": 128}, ""),
         ("mla_prefill", "flashinfer", "b200", {"kv_dtype": "float8_e4m3fn"}, ""),
@@ -131,8 +140,32 @@ def test_what_an_adapter_takes_and_why_not(op: str, name: str, device: str, dims
     assert not reason or any(reason in one for one in getattr(said, "reasons", ())), said
 
 
+@pytest.mark.parametrize(("name", "parts"), [("flash_mla", 2), ("flashinfer", 2), ("flashinfer_cute", 1)])
+def test_pages_larger_than_a_librarys_are_taken_apart(libraries: list[Any], name: str, parts: int) -> None:
+    """As they lie in an arena, where every page has rows of other layers too."""
+    shape = MlaShape(heads=2, page_tokens=128, kv_dtype="bfloat16")
+    args = mla_decode.inputs(torch.Generator().manual_seed(1), shape, "bfloat16", [300, 0, 128, 1])
+    arena = torch.full((args["kv_cache"].shape[0], 3, 128, shape.entry), torch.nan, dtype=torch.bfloat16)
+    arena[:, 1] = args["kv_cache"]
+    given = {**args, "kv_cache": arena[:, 1]}
+    assert torch.equal(_provider("mla_decode", name).fn(**given), mla_decode.mla_decode(**args))
+    assert (
+        next(c[n] for c in libraries for n in ("block_table", "block_tables") if n in c).shape[1]
+        == parts * args["page_table"].shape[1]
+    )
+
+
+@pytest.mark.parametrize("name", ["flash_mla", "flashinfer"])
+def test_pages_that_cannot_be_taken_apart_are_refused(libraries: list[Any], name: str) -> None:
+    shape = MlaShape(heads=2, page_tokens=128, kv_dtype="bfloat16")
+    args = mla_decode.inputs(torch.Generator().manual_seed(1), shape, "bfloat16", [3], strided=True)
+    with pytest.raises(UnsupportedError, match="are no whole number of pages of 64"):
+        _provider("mla_decode", name).fn(**args)
+    assert all("block_table" not in c and "block_tables" not in c for c in libraries)
+
+
 @pytest.mark.parametrize(
-    ("own", "torch", "reason"),
+    ("own", "torch_version", "reason"),
     [
         ("0.1.7", "2.13.0+cu130", ""),
         ("0.1.5.post1", "2.11.0", ""),
@@ -143,9 +176,9 @@ def test_what_an_adapter_takes_and_why_not(op: str, name: str, device: str, dims
         ("0.2.5", "2.14.1", "sgl-deep-gemm 0.2.5 is built for no torch known here"),
     ],
 )
-def test_a_wheel_built_for_another_torch_is_refused(own: str, torch: str, reason: str) -> None:
+def test_a_wheel_built_for_another_torch_is_refused(own: str, torch_version: str, reason: str) -> None:
     call = _on("h200", "moe_experts")
-    machine = replace(call.device, packages={"sgl-deep-gemm": own, "torch": torch})
+    machine = replace(call.device, packages={"sgl-deep-gemm": own, "torch": torch_version})
     said = _provider("moe_experts", "deep_gemm").answer(replace(call, device=machine))
     assert bool(said) == (not reason)
     assert not reason or reason in getattr(said, "reasons", ())

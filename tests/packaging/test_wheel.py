@@ -16,7 +16,7 @@ SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PACKAGE_DIR = SETTINGS["tool"]["setuptools"]["package-dir"]
 
 # Files that belong in the wheel, by suffix, wherever they lie under a package.
-SHIPPED = (".py", ".toml", ".json", ".typed", ".cpp", ".cu", ".h", ".html", ".css", ".js")
+SHIPPED = (".py", ".toml", ".json", ".typed", ".cpp", ".cu", ".h", ".html", ".css", ".js", ".svg")
 
 
 def _tree() -> dict[str, Path]:

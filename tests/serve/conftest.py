@@ -189,3 +189,29 @@ class Command:
 def k3hal() -> type[Command]:
     """`k3hal(*args)` starts the command; `finish()` waits for it and returns its exit code, output and errors."""
     return Command
+
+
+@pytest.fixture
+def show(browser: Any) -> Iterator[Callable[..., Any]]:
+    """`show(url, **context options)`: the page; at the end no script failed and nothing was asked of anybody else."""
+    troubles: list[str] = []
+    contexts: list[Any] = []
+
+    def opened(url: str, **options: Any) -> Any:
+        context = browser.new_context(reduced_motion="reduce", **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        # The browser's own note on a refusal, which the tests that provoke one look at in the page.
+        expected = ("Failed to load resource: the server responded", "Failed to load resource: net::ERR")
+        page.on("console", lambda note: None if note.text.startswith(expected) else troubles.append(note.text))
+        page.on("request", lambda request: None if request.url.startswith(url) else troubles.append(request.url))
+        page.goto(url)
+        page.wait_for_selector("#model:not(:empty)")
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert troubles == []

@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 import time
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -148,6 +149,31 @@ def test_draining_finishes_what_runs_and_refuses_the_rest(running, plain):
             rest = list(events)
         assert rest[-2] == "data: [DONE]"
         eventually(lambda: server.server.should_exit)
+
+
+def test_new_requests_are_answered_until_the_load_balancer_knows(running, plain):
+    with running([plain("ab")], drain_delay=0.5) as server, server.client() as http:
+        server.server.handle_exit(signal.SIGTERM, None)
+        eventually(lambda: http.get("/ready").status_code == 503)
+        assert http.post("/v1/completions", json=BODY).status_code == 200
+        eventually(lambda: server.state.draining)
+        eventually(lambda: server.server.should_exit)
+
+
+def test_a_second_signal_ends_that_delay_too(running):
+    with running([STUCK], drain_delay=600.0) as server:
+        server.server.handle_exit(signal.SIGTERM, None)
+        eventually(lambda: server.state.leaving)
+        server.server.handle_exit(signal.SIGTERM, None)
+        eventually(lambda: server.server.should_exit)
+
+
+def test_an_engine_that_failed_for_good_is_not_healthy(running, monkeypatch):
+    with running([SLOW]) as server, server.client() as http:
+        stats = server.engine.stats()
+        monkeypatch.setattr(server.engine, "stats", lambda: replace(stats, dead="out of memory"))
+        assert (http.get("/health").status_code, http.get("/ready").status_code) == (503, 503)
+        assert http.get("/health").json()["reason"] == "out of memory"
 
 
 def test_what_does_not_finish_in_time_is_aborted_with_an_error(running):

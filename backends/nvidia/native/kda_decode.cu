@@ -1,8 +1,8 @@
 // One token of KDA a sequence, from its raw inputs to its result. A state [V, K] is read once and written once.
 //
 // `decode_each` has a block for every head of every row, `decode_wide` one of twice the threads, for few of them, and
-// `decode_few` a pair of blocks, half a state each, for the fewest: that much less comes to and from one multiprocessor. Of
-// `decode` two blocks a multiprocessor take one head of one row after the other, 64 rows of a state at a time, with the
+// `decode_few` and `decode_some` a pair of blocks, half a state each, for the fewest: that much less comes to and from one
+// multiprocessor. Of `decode` two blocks a multiprocessor take one head of one row after the other, 64 rows of a state at a time, with the
 // next ones on their way into a ring in shared memory, and the next head's inputs beside it.
 //
 // A block starts while the kernel before still runs. Until that has ended it may read nothing for good, for it may write
@@ -202,15 +202,17 @@ __device__ void whole(const Arguments& a) {
 extern "C" __global__ void __launch_bounds__(256, 2) decode_each(const Arguments a) { whole<4>(a); }
 extern "C" __global__ void __launch_bounds__(512, 1) decode_wide(const Arguments a) { whole<2>(a); }
 
-// A head of one row by a pair of blocks. Each mixes all of the inputs, has half of the rows of the state, and tells the
+// A head of one row by a pair of blocks of THREADS_EACH. Each mixes all of the inputs, has half of the rows of the state, and tells the
 // other the sum of its results' squares, after which it has read the history that the first block then writes.
-extern "C" __global__ void CLUSTER(2) __launch_bounds__(THREADS) decode_few(const Arguments a) {
-  constexpr int HALF = D / 2, ROWS = HALF / 32;
+template <int THREADS_EACH>
+__device__ void half(const Arguments& a) {
+  constexpr int HALF = D / 2, ROWS = HALF * 8 / THREADS_EACH, WARPS = THREADS_EACH / 32;
   __shared__ __align__(16) float token[4 * D];
-  __shared__ float read[HALF], squares[8], others;
+  __shared__ float read[HALF], squares[WARPS], others;
   __shared__ uint64_t told;
   const int t = threadIdx.x, warp = t / 32, lane = t % 32, row = warp * 4 * ROWS + lane / 8, j = lane % 8, me = rank();
   const int h = blockIdx.x / 2, n = blockIdx.y, c = me * HALF + lane * 2;
+  const bool mixes = THREADS_EACH == 256 || t < 256;
   let_the_next_kernel_start();
   if (t == 0) {
     make_barrier(address(&told));
@@ -226,8 +228,8 @@ extern "C" __global__ void CLUSTER(2) __launch_bounds__(THREADS) decode_few(cons
   if (likely) {
     auto soon = [](int, const void* from) { expect_soon(from); };
     if (t == 0) expect_soon(a.state + first * a.state_stride + ((long long)h * D + me * HALF) * D, HALF * D * 4);
-    if (t % 32 == 0 && me == 0) Inputs::activations(a, n, h, first, soon);
-    if (t % 16 == 0 && me == 1) Inputs::weights(a, h, soon, soon);
+    if (t % 32 == 0 && me == 0 && mixes) Inputs::activations(a, n, h, first, soon);
+    if (t % 16 == 0 && me == 1 && mixes) Inputs::weights(a, h, soon, soon);
     if (t == 32) expect_soon(a.beta + n * a.beta_stride + h);
   }
   wait_for_cluster();  // The other block runs, and its barrier expects a number.
@@ -238,13 +240,13 @@ extern "C" __global__ void CLUSTER(2) __launch_bounds__(THREADS) decode_few(cons
   float4* tile;
   auto take = [&](long long slot) {
     tile = (float4*)(a.state + slot * a.state_stride + ((long long)h * D + me * HALF) * D);
-    Inputs::activations(a, n, h, slot, four);
+    if (mixes) Inputs::activations(a, n, h, slot, four);
 #pragma unroll
     for (int r = 0; r < ROWS; r++)
 #pragma unroll
       for (int i = 0; i < 4; i++) s[r][i] = tile[(row + 4 * r) * (D / 4) + i * 8 + j];
   };
-  Inputs::weights(a, h, [&](int i, const void* from) { inputs.taps[i] = *(const float2*)from; }, four);
+  if (mixes) Inputs::weights(a, h, [&](int i, const void* from) { inputs.taps[i] = *(const float2*)from; }, four);
   const float2 norm = *(const float2*)(a.norm + c);
   const uint16_t strength = a.beta[n * a.beta_stride + h];
   const uint32_t gate = *(const uint32_t*)(a.out_gate + n * a.out_gate_stride + h * D + c);
@@ -255,7 +257,7 @@ extern "C" __global__ void CLUSTER(2) __launch_bounds__(THREADS) decode_few(cons
     return;
   }
   inputs.set(words);
-  inputs.mix(a, token);
+  if (mixes) inputs.mix(a, token);
   __syncthreads();
   Token now;
   now.take(token, j);
@@ -274,13 +276,15 @@ extern "C" __global__ void CLUSTER(2) __launch_bounds__(THREADS) decode_few(cons
   __syncthreads();
   square = 0;
 #pragma unroll
-  for (int i = 0; i < 8; i++) square += squares[i];
+  for (int i = 0; i < WARPS; i++) square += squares[i];
   if (t == 0) tell(address(&others), 1 - me, square, address(&told));
 #pragma unroll
   for (int r = 0; r < ROWS; r++)
 #pragma unroll
     for (int i = 0; i < 4; i++) tile[(row + 4 * r) * (D / 4) + i * 8 + j] = s[r][i];
   wait(address(&told), 0);
-  if (me == 0) inputs.remember(a, h, slot);
+  if (me == 0 && mixes) inputs.remember(a, h, slot);
   if (warp == 0) to[lane] = normed(read + lane * 2, square + *(volatile float*)&others, a.eps, norm, gate);
 }
+extern "C" __global__ void CLUSTER(2) __launch_bounds__(256) decode_few(const Arguments a) { half<256>(a); }
+extern "C" __global__ void CLUSTER(2) __launch_bounds__(512) decode_some(const Arguments a) { half<512>(a); }
