@@ -13,6 +13,10 @@ from typing import Literal, Protocol
 from k3hal.engine.cache.keys import NO_CONTEXT
 from k3hal.engine.cache.keys import PrefixContext as PrefixContext
 from k3hal.engine.cache.stats import CacheStats
+from k3hal.engine.constraint import Constraint as Constraint
+from k3hal.engine.constraint import ConstraintError as ConstraintError
+from k3hal.engine.constraint import Matcher as Matcher
+from k3hal.engine.tier.interface import TierStats as TierStats
 from k3hal.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -22,7 +26,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 class EngineRequest:
     """One sequence to continue. `n > 1` is several requests; the caller fans out. Lower `priority` numbers go first.
 
-    `context` says which earlier sequences the prompt may share a prefix with.
+    `context` says which earlier sequences the prompt may share a prefix with, `constraint` which tokens may come.
     """
 
     request_id: str
@@ -31,6 +35,7 @@ class EngineRequest:
     priority: int = 0
     arrival_time: float = field(default_factory=time.monotonic)
     context: PrefixContext = NO_CONTEXT
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +96,8 @@ class EngineInfo:
 class EngineStats:
     """A snapshot for metrics. Counters only grow.
 
-    `kv_usage` is the share of the cache that running sequences hold, `cached_usage` what is kept for others. `dead`
-    says why an engine that failed for good will answer nothing any more.
+    `kv_usage` is the share of the cache that running sequences hold, `cached_usage` what is kept for others. `tier` is
+    None without an external tier. `dead` says why an engine that failed for good will answer nothing any more.
     """
 
     num_running: int = 0
@@ -105,6 +110,7 @@ class EngineStats:
     preemptions: int = 0
     prefix: CacheStats = field(default_factory=CacheStats)
     cached_usage: float = 0.0
+    tier: TierStats | None = None
     dead: str | None = None
 
 

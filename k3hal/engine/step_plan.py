@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from k3hal.engine.cache.interface import PageCopies
+from k3hal.engine.constraint import Constraint
 from k3hal.engine.interface import TokenLogprob
 from k3hal.engine.sampling import Sampling
+from k3hal.engine.tier.interface import TransferDone, Transfers
 
 NOT_YET = -1
 """Stands for a token that a step under way samples."""
@@ -16,12 +19,16 @@ NOT_YET = -1
 
 @dataclass(frozen=True, slots=True)
 class RowBinding:
-    """A row's new sequence, before its first token is computed. `token_ids` int64: prompt, then what was generated."""
+    """A row's new sequence, before its first token is computed. `token_ids` int64: prompt, then what was generated.
+
+    A `constraint` has to be brought past what was generated.
+    """
 
     row: int
     sampling: Sampling
     token_ids: np.ndarray
     num_prompt: int
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +37,8 @@ class StepPlan:
     drafts, then prompts.
 
     `epoch` grows with every step, so that a runner notices a plan that comes late or twice. `copies` run before the
-    forward pass, `bindings` before sampling. `rows`, `slots`, `context_lens` (tokens cached before), `new_lens` int32
+    forward pass, `bindings` before sampling, and of `transfers` the stores begin before the copies, the loads after
+    them. A step may have nothing but these. `rows`, `slots`, `context_lens` (tokens cached before), `new_lens` int32
     [N]; `page_table` int32 [N, pages]; `token_ids` int64 [sum of new_lens] in the order of the sequences. The token of
     a decoding sequence is `NOT_YET` when a step before, still under way, samples it: it is what that row sampled last.
     `sampled` int64 [S] are the sequences whose last token's logits are sampled, all that verify among them, and
@@ -53,6 +61,7 @@ class StepPlan:
     num_verifies: int = 0
     bindings: tuple[RowBinding, ...] = ()
     copies: PageCopies = field(default_factory=PageCopies)
+    transfers: Transfers = field(default_factory=Transfers)
 
     @property
     def num_seqs(self) -> int:
@@ -72,11 +81,15 @@ class StepPlan:
 class StepResult:
     """What a step sampled, in the order of `StepPlan.sampled`: one token each, and one more for each accepted draft.
 
-    `token_ids` holds -1 where the model's logits were not finite. `logprobs` is None when no sequence asked for any.
+    `token_ids` holds -1 where no token could be sampled: `failures` says why for that row, or the model's logits were
+    not finite. `logprobs` is None when no sequence asked for any.
     `accepted` counts the drafts taken, one number for each of the sequences that verify, in the plan's order.
+    `transferred` are the movements, of this step or earlier ones, that have ended.
     """
 
     epoch: int
     token_ids: list[int]
     logprobs: list[TokenLogprob | None] | None = None
     accepted: list[int] = field(default_factory=list)
+    failures: Mapping[int, str] = field(default_factory=dict)
+    transferred: tuple[TransferDone, ...] = ()
