@@ -2,7 +2,9 @@
 
 import json
 import random
+import re
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -15,6 +17,7 @@ from k3hal.errors import RequestError
 from k3hal.serve.grammar.answers import answer_grammar
 from k3hal.serve.grammar.keywords import SchemaError
 from k3hal.serve.grammar.schemas import SchemaReader
+from k3hal.serve.response_format import ResponseFormat
 from k3hal.serve.xtml import Segment, close_tag, encode, open_tag
 from k3hal.tokenizer import CLOSE, OPEN, SEP
 
@@ -221,6 +224,60 @@ def test_a_schema_that_is_not_strict_may_be_beyond_all_grammars():
 def test_json_object():
     for message, _ in answers(response_format={"type": "json_object"}):
         assert isinstance(json.loads(message["content"]), dict)
+
+
+@pytest.mark.parametrize(
+    ("structured", "pattern"),
+    [
+        ({"regex": "[ab]{2,3}c"}, "[ab]{2,3}c"),
+        ({"choice": ["yes", "no\n", '"<|close|>']}, 'yes|no\n|"<\\|close\\|>'),
+        ({"json": '{"enum": [1, "x"]}'}, '1|"x"'),
+        ({"json": {"type": "boolean"}}, "true|false"),
+        ({"grammar": 'root ::= "a" root | "b"'}, "a*b"),
+    ],
+)
+def test_structured_outputs_bind_the_response_without_a_note(structured, pattern):
+    prompt = prompt_of(structured_outputs=structured)
+    assert "response-format" not in prompt.text()
+    for message, _ in answers(structured_outputs=structured):
+        assert re.fullmatch(pattern, message["content"])
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"structured_outputs": 3}, "structured_outputs"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+        ({"structured_outputs": {"structural_tag": {}}}, "structured_outputs"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"choice": [1]}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"regex": 3}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": 3}}, "structured_outputs.json"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"grammar": "root ::= nothing"}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"json": {"type": "no"}}}, "structured_outputs.json"),
+        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "structured_outputs"),
+        (response_format({"type": "string", "pattern": "("}), "response_format.json_schema.schema"),
+        ({"tools": [function(schema={"properties": {"a": {"type": "string", "pattern": "("}}}, strict=True)]}, "tools"),
+    ],
+)
+def test_what_cannot_be_enforced_is_named(body, param):
+    with pytest.raises(RequestError) as caught:
+        CONSTRAINTS.constraint(prompt_of(**body))
+    assert caught.value.param == param
+    assert "\n" not in str(caught.value)
+
+
+def test_values_nested_without_end_are_refused():
+    deep = 1
+    for _ in range(100_000):
+        deep = [deep]
+    prompt = prompt_of()
+    form = ResponseFormat("json", {"const": deep})
+    with pytest.raises(RequestError, match="nested too deep"):
+        CONSTRAINTS.constraint(replace(prompt, response_format=form))
 
 
 @pytest.mark.parametrize("thinking", [True, False])
