@@ -9,7 +9,7 @@ from typing import Protocol
 
 from k3hal.engine.flights import Flight, Flights
 from k3hal.engine.interface import EngineInfo, EngineOutput, EngineRequest, EngineStats, TokenLogprob
-from k3hal.engine.request import NO_ROW, Request
+from k3hal.engine.request import Request
 from k3hal.engine.sampling import GenerationDefaults
 from k3hal.engine.scheduler import Scheduler
 from k3hal.engine.step_plan import StepPlan, StepResult
@@ -113,8 +113,8 @@ class EngineCore:
         requests = {request.id: request for request in others} | self._requests
         self._requests = {}
         self.scheduler.running, self.scheduler.waiting, self.scheduler.leaving = [], [], []
-        for _ in self.flights.drop():
-            self.scheduler.give_up()
+        self.flights.drop()
+        self.scheduler.give_up()
         for request in requests.values():
             request.finish_reason, request.error = "error", reason
         return [_output(request) for request in requests.values()]
@@ -129,7 +129,8 @@ class EngineCore:
         """Plan as far ahead as may be, and wait for one step; what it produced. Nothing to do gives nothing.
 
         When the runner fails, the requests of the step end with `finish_reason="error"` and the rest go on, unless that
-        happens several times in a row: then the engine is dead and every request ends so.
+        happens several times in a row: then the engine is dead and every request ends so. An interrupt (Ctrl-C) passes
+        through, and requests whose steps were under way can then only be aborted.
         """
         while len(self.flights) < self.flights.depth and (scheduled := self.scheduler.schedule()) is not None:
             self.flights.start(self.runner.execute, *scheduled)
@@ -142,6 +143,9 @@ class EngineCore:
         except Exception as error:
             logger.exception("step %d failed with %d sequences", plan.epoch, plan.num_seqs)
             return self._fail(flight, f"{type(error).__name__}: {error}")
+        except BaseException:
+            self._lose(flight)
+            raise
         if result.epoch != plan.epoch:
             raise RuntimeError(f"the runner answered step {result.epoch}, asked was {plan.epoch}")
         self._failed_steps = 0
@@ -204,19 +208,24 @@ class EngineCore:
         self._failed_steps += 1
         if self._failed_steps >= FAILED_STEPS_UNTIL_DEAD:
             return self.die(reason)
-        failed = [flight, *self.flights.drop()]
-        for request in (request for one in failed for request in one.requests):
-            request.spoilt = True
-        copied = any(len(one.plan.copies) for one in failed)
-        self.scheduler.give_up()
-        self.scheduler.free_left()
-        lost = [request for request in self._requests.values() if request.spoilt or (copied and request.row != NO_ROW)]
+        self._lose(flight)
+        lost = [request for request in self._requests.values() if request.spoilt]
         for request in lost:
             request.finish_reason, request.error = "error", reason
-        outputs = self._finish(lost)
+        return self._finish(lost)
+
+    def _lose(self, flight: Flight) -> None:
+        """Nobody knows what a step did, nor those planned on it: what they touched is not to be trusted."""
+        lost = self.flights.drop(flight)
+        copied = any(len(one.plan.copies) for one in lost)
+        for request in [request for one in lost for request in one.requests]:
+            request.spoilt = True
+        for request in self.scheduler.running if copied else ():
+            request.spoilt = True
+        self.scheduler.give_up()
+        self.scheduler.free_left()
         if copied:
             self.scheduler.cache.forget()
-        return outputs
 
     def _finish(self, requests: list[Request]) -> list[EngineOutput]:
         """Forget requests that end without a token, and tell so."""
