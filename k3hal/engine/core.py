@@ -9,7 +9,7 @@ from typing import Protocol
 
 from k3hal.engine.flights import Flight, Flights
 from k3hal.engine.interface import EngineInfo, EngineOutput, EngineRequest, EngineStats, TokenLogprob
-from k3hal.engine.request import NO_ROW, Request
+from k3hal.engine.request import Request
 from k3hal.engine.sampling import GenerationDefaults
 from k3hal.engine.scheduler import Scheduler
 from k3hal.engine.step_plan import StepPlan, StepResult
@@ -123,8 +123,8 @@ class EngineCore:
         requests = {request.id: request for request in others} | self._requests
         self._requests = {}
         self.scheduler.running, self.scheduler.waiting, self.scheduler.leaving = [], [], []
-        for _ in self.flights.drop():
-            self.scheduler.give_up()
+        self.flights.drop()
+        self.scheduler.give_up()
         for request in requests.values():
             request.finish_reason, request.error = "error", reason
         return [_output(request) for request in requests.values()]
@@ -146,7 +146,8 @@ class EngineCore:
         """Plan as far ahead as may be, and wait for one step; what it produced. Nothing to do gives nothing.
 
         When the runner fails, the requests of the step end with `finish_reason="error"` and the rest go on, unless that
-        happens several times in a row: then the engine is dead and every request ends so.
+        happens several times in a row: then the engine is dead and every request ends so. An interrupt (Ctrl-C) passes
+        through, and requests whose steps were under way can then only be aborted.
         """
         while len(self.flights) < self.flights.depth and (scheduled := self.scheduler.schedule()) is not None:
             self.flights.start(self.runner.execute, *scheduled)
@@ -159,6 +160,9 @@ class EngineCore:
         except Exception as error:
             logger.exception("step %d failed with %d sequences", plan.epoch, plan.num_seqs)
             return self._fail(flight, f"{type(error).__name__}: {error}")
+        except BaseException:
+            self._lose(flight)
+            raise
         if result.epoch != plan.epoch:
             raise RuntimeError(f"the runner answered step {result.epoch}, asked was {plan.epoch}")
         self._failed_steps = 0
@@ -199,11 +203,12 @@ class EngineCore:
         finished: list[Request] = []
         counts = _tokens_each(flight.plan, result)
         tokens, logprobs = iter(result.token_ids), iter(result.logprobs or [])
-        for request, count in zip(sampled, counts, strict=True):
+        rows = flight.plan.rows[flight.plan.sampled].tolist()
+        for request, count, row in zip(sampled, counts, rows, strict=True):
             group = [next(tokens) for _ in range(count)]
             asked = [next(logprobs) for _ in range(count)] if result.logprobs else [None] * count
             ended = request.finish_reason is not None
-            taken = self._append(request, group)
+            taken = _append(request, group, result.failures.get(row, "the model's logits are not finite"))
             if ended:
                 continue
             self._generated_tokens += taken
@@ -216,19 +221,6 @@ class EngineCore:
             self._forget(finished)
         return outputs
 
-    def _append(self, request: Request, tokens: list[int]) -> int:
-        """Give a request what a step sampled for it; how many of the tokens it takes before it ends."""
-        taken = 0
-        for token in tokens:
-            if request.finish_reason is not None:
-                request.append_surplus(token)
-            elif token < 0:
-                request.finish_reason, request.error = "error", "the model's logits are not finite"
-            else:
-                request.append(token)
-                taken += 1
-        return taken
-
     def _fail(self, flight: Flight, reason: str) -> list[EngineOutput]:
         """End what failed steps touched: their sequences, and when pages were being moved, everything in the cache.
 
@@ -237,21 +229,26 @@ class EngineCore:
         self._failed_steps += 1
         if self._failed_steps >= FAILED_STEPS_UNTIL_DEAD:
             return self.die(reason)
-        failed = [flight, *self.flights.drop()]
-        for request in (request for one in failed for request in one.requests):
+        self._lose(flight)
+        lost = [request for request in self._requests.values() if request.spoilt]
+        for request in lost:
+            request.finish_reason, request.error = "error", reason
+        return self._finish(lost)
+
+    def _lose(self, flight: Flight) -> None:
+        """Nobody knows what a step did, nor those planned on it: what they touched is not to be trusted."""
+        lost = self.flights.drop(flight)
+        copied = any(len(one.plan.copies) for one in lost)
+        for request in [request for one in lost for request in one.requests]:
             request.spoilt = True
-        copied = any(len(one.plan.copies) for one in failed)
-        ended = [epoch for one in failed for epoch in one.plan.transfers.epochs]
+        for request in self.scheduler.running if copied else ():
+            request.spoilt = True
+        ended = [epoch for one in lost for epoch in one.plan.transfers.epochs]
         self.scheduler.cache.transferred(TransferDone(epoch, ok=False) for epoch in ended)
         self.scheduler.give_up()
         self.scheduler.free_left()
-        lost = [request for request in self._requests.values() if request.spoilt or (copied and request.row != NO_ROW)]
-        for request in lost:
-            request.finish_reason, request.error = "error", reason
-        outputs = self._finish(lost)
         if copied:
             self.scheduler.cache.forget()
-        return outputs
 
     def _finish(self, requests: list[Request]) -> list[EngineOutput]:
         """Forget requests that end without a token, and tell so."""
@@ -262,6 +259,23 @@ class EngineCore:
         self.scheduler.remove(requests)
         for request in requests:
             del self._requests[request.id]
+
+
+def _append(request: Request, tokens: list[int], failure: str) -> int:
+    """Give a request what a step sampled for it; how many of the tokens it takes before it ends.
+
+    `failure` says why where a token could not be sampled.
+    """
+    taken = 0
+    for token in tokens:
+        if request.finish_reason is not None:
+            request.append_surplus(token)
+        elif token < 0:
+            request.finish_reason, request.error = "error", failure
+        else:
+            request.append(token)
+            taken += 1
+    return taken
 
 
 def _tokens_each(plan: StepPlan, result: StepResult) -> list[int]:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Protocol
 
 from k3hal.engine.request import Request
 from k3hal.engine.step_plan import StepPlan, StepResult
-
-logger = logging.getLogger(__name__)
 
 Execute = Callable[[StepPlan], StepResult]
 
@@ -77,14 +74,14 @@ class Flights:
         """The oldest step, which is under way no longer. Its answer may be waited for."""
         return self._queue.popleft()
 
-    def drop(self) -> Iterator[Flight]:
-        """The steps behind one that failed, none of which runs any more."""
-        while self._queue:
-            flight = self._queue.popleft()
-            if isinstance(flight.answer, Future) and flight.answer.exception() is not None:
-                logger.debug("step %d did not run", flight.plan.epoch)
-            yield flight
+    def drop(self, *landed: Flight) -> list[Flight]:
+        """`landed` and all steps behind it, none of which runs any more: those that do are waited for."""
+        flights = [*landed, *self._queue]
+        self._queue.clear()
+        self._failed = True
+        wait([flight.answer for flight in flights if isinstance(flight.answer, Future)])
         self._failed = False
+        return flights
 
     def close(self) -> None:
         """Run nothing more; what runs is waited for."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -97,10 +98,10 @@ class ModelRunner:
         logits = self.model.logits(hidden[batch.logit_rows])
         if not plan.num_verifies:
             token_ids, logprobs = self._sampler.sample(logits, plan.rows[plan.sampled], plan.positions)
-            return StepResult(plan.epoch, token_ids, logprobs)
+            return StepResult(plan.epoch, token_ids, logprobs, failures=self._sampler.take_failures())
         result = sample_drafts(plan, logits, self._sampler)
         self._commit(plan, batch, result.accepted)
-        return result
+        return replace(result, failures=self._sampler.take_failures())
 
     @torch.inference_mode()
     def score(self, plan: StepPlan) -> Tensor:

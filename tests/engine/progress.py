@@ -12,6 +12,7 @@ import numpy as np
 from k3hal.engine.cache.geometry import CacheGeometry
 from k3hal.engine.cache.policies import make_policy
 from k3hal.engine.cache.prefix import PrefixCache
+from k3hal.engine.cache.seen import SeenUnits
 from k3hal.engine.core import EngineCore
 from k3hal.engine.interface import EngineInfo, EngineRequest, PrefixContext
 from k3hal.engine.request import Request
@@ -74,7 +75,7 @@ class Progress:
         rng = self.rng = random.Random(self.seed)
         self.budget = rng.choice([1, 2, 3, 7, 16, 63, 64, 65, 128, 500])
         seqs = rng.randint(1, min(self.budget, 12))
-        self.max_len = rng.choice([16, 64, 200, 600])
+        self.max_len = rng.choice([16, 40, 64] if self.budget < 60 else [16, 64, 200, 400])
         page_tokens, run = rng.choice([1, 4, 16, 64]), rng.choice([1, 2, 3, 5, 9])
         geometry = CacheGeometry(page_tokens=page_tokens, page_bytes=10, slot_bytes=10 * run, has_kv=rng.random() < 0.9)
         need = -(-self.max_len // page_tokens) // run
@@ -84,6 +85,7 @@ class Progress:
             policy=make_policy(rng.choice(_POLICIES)), match_unit=rng.choice([1, 4, 5, 16, 64]),
             clock=lambda: float(self.steps),
         )  # fmt: skip
+        self.cache.index.seen = SeenUnits(1 << 10)
         self.depth = rng.randint(1, 3)
         drafter = AnyDrafts(rng, rng.choice([1, 3, 8])) if rng.random() < 0.5 else None
         self.scheduler = Scheduler(
@@ -119,7 +121,7 @@ class Progress:
             prompt = shared[: rng.randint(1, len(shared))] + [rng.randrange(VOCAB) for _ in range(rng.randint(0, 20))]
         else:
             prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, self.max_len + 2))]
-        params = SamplingParams(temperature=0.0, max_tokens=rng.choice([1, 7, 20, 60]), ignore_eos=rng.random() < 0.5)
+        params = SamplingParams(temperature=0.0, max_tokens=rng.choice([1, 5, 12, 40]), ignore_eos=rng.random() < 0.5)
         context = PrefixContext(boundaries=(len(prompt) // 2,) if rng.random() < 0.5 else ())
         try:
             self.core.add(EngineRequest(name, prompt, params, rng.choice([0, 0, 0, 1]), context=context))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from k3hal.engine.cache.keys import NO_CONTEXT
 from k3hal.engine.flights import Flights
 from k3hal.engine.request import Request
+from k3hal.engine.step_plan import StepPlan, StepResult
 from k3hal.llm import LLM
 from k3hal.sampling_params import SamplingParams
 
@@ -76,6 +78,28 @@ def stops_at(prompt: list[int], number: int) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=22, stop_token_ids=(answer[number - 1],), ignore_eos=True)
 
 
+def test_a_step_that_runs_on_a_thread_is_waited_for_when_it_is_dropped() -> None:
+    flights, begun, go, ran = Flights(2), threading.Event(), threading.Event(), []
+    harness = Harness()
+    harness.add("a", PROMPT, LONG)
+    scheduled = harness.scheduler.schedule()
+    assert scheduled is not None
+
+    def execute(plan: StepPlan) -> StepResult:
+        begun.set()
+        assert go.wait(10)
+        ran.append(plan.epoch)
+        return StepResult(plan.epoch, [0])
+
+    for _ in range(2):
+        flights.start(execute, *scheduled)
+    assert begun.wait(10)
+    threading.Timer(0.05, go.set).start()
+    assert len(flights.drop(flights.land())) == 2
+    assert ran == [0]
+    flights.close()
+
+
 def test_steps_run_on_a_thread_in_the_order_of_their_plans() -> None:
     harness = Harness(num_runs=12, policy="cost", async_depth=3)
     harness.core.flights = Flights(3)
@@ -129,6 +153,30 @@ def test_a_failed_step_takes_along_what_was_planned_on_it_and_no_more(depth: int
     harness.run()
     assert harness.reason("a") == "error"
     assert harness.tokens("b") == greedy_by_hand(PROMPT[::-1], LONG, 58)[0]
+    harness.assert_clean()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_an_interrupt_passes_through_and_leaves_an_engine_that_works(depth: int) -> None:
+    harness = Harness(async_depth=depth, num_runs=12, policy="interval:4")
+    for name in ("a", "b"):
+        harness.add(name, [*PROMPT, len(name)], LONG)
+    for _ in range(4):
+        harness.step()
+    execute = harness.runner.execute
+
+    def interrupted(plan: StepPlan) -> StepResult:
+        harness.runner.execute = execute
+        raise KeyboardInterrupt
+
+    harness.runner.execute = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        harness.run()
+    harness.keep(harness.core.abort_all())
+    assert not harness.core.has_work and not harness.cache.usage
+    harness.add("next", PROMPT, LONG)
+    harness.run()
+    assert harness.tokens("next") == greedy_by_hand(PROMPT, LONG, 58)[0]
     harness.assert_clean()
 
 

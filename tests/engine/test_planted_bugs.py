@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from .planted import corruption, drafts, rates
 from .planted.bug import Bug
+from .planted.table import BUGS, table
 
-BUGS = sorted((*rates.BUGS, *corruption.BUGS, *drafts.BUGS), key=lambda bug: bug.number)
+PAGE = Path(__file__).parents[2] / "docs" / "cache.md"
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: f"{bug.number:02}-{bug.check.__name__}")
@@ -27,3 +29,9 @@ def test_the_check_fails_with_the_bug_and_only_then(bug: Bug, monkeypatch: pytes
 def test_every_report_of_what_there_is_is_planted() -> None:
     about_an_external_store = {10, 11, 12}
     assert [bug.number for bug in BUGS] == sorted({*range(1, 31)} - about_an_external_store)
+
+
+def test_the_page_lists_them() -> None:
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    start = lines.index("| report | planted | caught by |")
+    assert lines[start : start + 2 + len(BUGS)] == table(), "docs/cache.md: put in the lines of planted/table.py"

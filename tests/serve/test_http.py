@@ -82,6 +82,10 @@ def test_metrics_under_both_names(api, turn):
     assert 'vllm:request_success_total{engine="0",finished_reason="stop",model_name="k3"}' in text
     for name in ("time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds"):
         assert f"vllm:{name}_bucket" in text
+    figures = [line.split(" ") for line in text.splitlines() if line.startswith("vllm:prompt_tokens")]
+    by_source = sum(float(value) for name, value in figures if "_by_source_total" in name)
+    assert by_source == next(float(value) for name, value in figures if "prompt_tokens_total" in name) > 0
+    assert f"vllm:request_max_num_generation_tokens_count{{{labels}}} " in text
     assert f"k3hal_ready{{{labels}}} 1.0" in text
     assert "vllm:ready" not in text
     assert "vllm:parser_recoveries" not in text
@@ -125,7 +129,7 @@ IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url":
         ("chat/completions", {"stop_token_ids": [625]}, 400, "stop_token_ids"),
         ("chat/completions", {"seed": "x"}, 400, "seed"),
         ("chat/completions", {"continue_final_message": True}, 400, "continue_final_message"),
-        ("chat/completions", {"tools": [TOOL], "tool_choice": TOOL}, 400, "tool_choice"),
+        ("chat/completions", {"tools": [TOOL], "tool_choice": {"type": "function"}}, 400, "tool_choice"),
         ("chat/completions", {"messages": IMAGE}, 400, "messages[0].content[0]"),
         ("chat/completions", {"messages": [{"role": "user", "content": LONG}]}, 400, "prompt"),
         ("completions", {}, 400, "prompt"),

@@ -46,8 +46,9 @@ class ReplaySettings:
 
 @dataclass(slots=True)
 class ReplayResult:
-    """What a replay counted. Times in seconds, one for each admission and step; `answer_tokens` are decoded tokens that
-    came back in a prompt, `answer_hits` those of them that hit."""
+    """What a replay counted. Times in seconds, one for each admission and step, `admission_cpu` without the time that
+    other processes had the processor; `answer_tokens` are decoded tokens that came back in a prompt, `answer_hits`
+    those of them that hit."""
 
     stats: CacheStats
     page_bytes: int
@@ -59,6 +60,7 @@ class ReplayResult:
     steps: int = 0
     simulated: float = 0.0
     admissions: list[float] = field(default_factory=list)
+    admission_cpu: list[float] = field(default_factory=list)
     step_times: list[float] = field(default_factory=list)
 
     @property
@@ -77,6 +79,7 @@ class _TimedCache(PrefixCache):
     """The cache, which notes how long an admission takes: hashing, look-up, memory, eviction."""
 
     admissions: list[float]
+    admission_cpu: list[float]
 
     def admit(
         self,
@@ -88,10 +91,11 @@ class _TimedCache(PrefixCache):
         *,
         resumed: bool = False,
     ) -> int | None:
-        start = time.perf_counter()
+        start, worked = time.perf_counter(), time.thread_time()
         cached = super().admit(row, token_ids, reserve_pages, context, keys, resumed=resumed)
         if cached is not None:
             self.admissions.append(time.perf_counter() - start)
+            self.admission_cpu.append(time.thread_time() - worked)
         return cached
 
 
@@ -114,7 +118,7 @@ class Replay:
             seed=b"replay",
             clock=self._clock,
         )
-        self._cache.admissions = []
+        self._cache.admissions, self._cache.admission_cpu = [], []
         self._max_len = longest + 1
         self._scheduler = Scheduler(
             self._cache, max_num_seqs=rows, max_num_batched_tokens=max(STEP_TOKENS, rows), max_queue=rows
@@ -138,7 +142,7 @@ class Replay:
                     tell(len(self._done), len(self._requests))
         finally:
             gc.unfreeze()
-        result.admissions = self._cache.admissions
+        result.admissions, result.admission_cpu = self._cache.admissions, self._cache.admission_cpu
         result.preemptions = scheduler.preemptions
         result.simulated = self._clock.now
         return result

@@ -153,6 +153,7 @@ def _figures(result: ReplayResult) -> dict[str, Any]:
         "steps": result.steps,
         "simulated_seconds": result.simulated,
         "admission_us": _percentiles(result.admissions),
+        "admission_cpu_us": _percentiles(result.admission_cpu),
         "step_us": _percentiles(result.step_times),
     }
 

@@ -59,6 +59,7 @@ def _replay(report: Mapping[str, Any]) -> Table:
         ("snapshots taken, given up", "{taken:,}, {evicted:,}".format(**report["snapshots"])),
         ("preemptions", f"{report['preemptions']:,}"),
         ("admission µs, p50 and p99", _pair(report["admission_us"])),
+        ("of processor time", _pair(report["admission_cpu_us"])),
         ("step µs, p50 and p99", _pair(report["step_us"])),
     ]
     trace = report["trace"]

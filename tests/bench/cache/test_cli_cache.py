@@ -16,7 +16,7 @@ from k3hal.cli import main
 
 KEYS = {
     "schema", "hit_rate", "oracle_hit_rate", "decoded_reuse_rate", "saved_flops", "recomputed_tokens", "copies_bytes",
-    "extra_splits", "labels", "admission_us", "step_us",
+    "extra_splits", "labels", "admission_us", "admission_cpu_us", "step_us",
 }  # fmt: skip
 
 Call = Callable[..., tuple[int, str, str]]

@@ -60,3 +60,38 @@ def compare(harness: Harness, prompts: dict[str, list[int]], params: SamplingPar
 
 def cached(harness: Harness, name: str) -> int:
     return harness.outputs[name][-1].num_cached_tokens
+
+
+REPORTS = {
+    1: "vllm-project/vllm#45238",
+    2: "vllm-project/vllm#53749",
+    3: "vllm-project/vllm#53912",
+    4: "vllm-project/vllm#53505",
+    5: "vllm-project/vllm#39273",
+    6: "vllm-project/vllm#55600",
+    7: "vllm-project/vllm#46453",
+    8: "vllm-project/vllm#44409",
+    9: "vllm-project/vllm#51766",
+    10: "vllm-project/vllm#53084",
+    11: "vllm-project/vllm#52627",
+    12: "ROCm/ATOM#2154",
+    13: "vllm-project/vllm#45357",
+    14: "vllm-project/vllm#51094",
+    15: "vllm-project/vllm#53504",
+    16: "vllm-project/vllm#57253",
+    17: "vllm-project/vllm#40707",
+    18: "vllm-project/vllm#47930",
+    19: "vllm-project/vllm#50551",
+    20: "vllm-project/vllm#25780",
+    21: "vllm-project/vllm#52527",
+    22: "vllm-project/vllm#51039",
+    23: "sgl-project/sglang#34676",
+    24: "sgl-project/sglang#22935",
+    25: "sgl-project/sglang#38000",
+    26: "sgl-project/sglang#31474",
+    27: "ggml-org/llama.cpp#26185",
+    28: "sgl-project/sglang#24380",
+    29: "vllm-project/vllm-ascend#14314",
+    30: "SemiAnalysisAI/InferenceX#2374",
+}
+"""Where each was reported, by its number in the list."""
