@@ -197,7 +197,7 @@ FAULTS: dict[Callable[[Harness], None], int] = {
     a_prefix_is_known_before_it_came: 0,
     a_failed_load_is_known_all_the_same: 78,
     a_failed_store_is_kept: 0,
-    stores_read_after_the_copies: 211,
+    stores_read_after_the_copies: 223,
     stores_do_not_know_that_pages_are_yet_to_move: 1,
     pages_it_builds_on_may_go_meanwhile: 13,
     host_pages_in_use_are_given_away: 69,
