@@ -139,6 +139,18 @@ def test_a_damaged_file_is_computed_anew(
     assert "does not match its checksum" in caplog.text
 
 
+def test_a_file_cut_short_is_removed_at_the_start(nano_dir: Path, plain: LLM, tmp_path: Path) -> None:
+    prompt = tokens(12, 300)
+    with LLM(nano_dir, **CACHED, prefix_disk_cache=tmp_path) as llm:
+        answer(llm, prompt)
+    paths = list(tmp_path.glob("*/objects/*/*.k3obj"))
+    for path in paths:
+        path.write_bytes(path.read_bytes()[:-1])
+    with LLM(nano_dir, **CACHED, prefix_disk_cache=tmp_path) as llm:
+        assert stats(llm).damaged == len(paths) > 0
+        assert answer(llm, prompt) == (answer(plain, prompt)[0], 0)
+
+
 def test_tenants_share_nothing_over_the_tier(nano_dir: Path, tmp_path: Path) -> None:
     from k3hal.engine.interface import EngineRequest, PrefixContext
 

@@ -128,6 +128,7 @@ class MemoryBacking:
     pages_of: Callable[[ObjectMeta], int]
     chances: Chances = field(default_factory=Chances)
     shared: bool = False
+    dropped: int = 0
     objects: dict[bytes, tuple[ObjectMeta, np.ndarray, list[bytes]]] = field(default_factory=dict)
 
     def scan(self) -> list[ObjectMeta]:

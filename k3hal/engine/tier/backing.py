@@ -32,6 +32,11 @@ class Backing(Protocol):
         """Bytes this engine may keep here; what is beyond it is removed, least recently used first."""
         ...
 
+    @property
+    def dropped(self) -> int:
+        """Objects of earlier runs that `scan` found and that were of no use."""
+        ...
+
     def scan(self) -> list[ObjectMeta]:
         """What is here from earlier runs, least recently used first."""
         ...

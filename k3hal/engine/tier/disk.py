@@ -73,7 +73,7 @@ class DiskStore:
                 found.append((path.stat().st_mtime, meta))
             except (ObjectDamagedError, OSError) as error:
                 self.dropped += 1
-                why = why or f"{path.name}: {error}"
+                why = why or str(error)
                 with contextlib.suppress(OSError):
                     path.unlink()
         if why:

@@ -39,6 +39,7 @@ class MooncakeStore:
 
     shared = True
     capacity = _NO_LIMIT
+    dropped = 0
 
     def __init__(self, client: Any, form: ObjectFormat, memory: np.ndarray) -> None:
         self.form, self._client, self._memory = form, client, memory

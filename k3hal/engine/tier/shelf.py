@@ -130,6 +130,7 @@ class Shelf:
         """Enter what an earlier run left in the backing; what has lost what it builds on is removed."""
         assert self.backing is not None
         metas = self.backing.scan()
+        self.stats.damaged += self.backing.dropped
         for meta in sorted(metas, key=lambda meta: meta.end):
             parent = self.catalogue.entries.get(meta.parent)
             begins = parent is not None and parent.meta.end == meta.start if meta.start else not meta.parent
