@@ -119,8 +119,8 @@ def _run_all(
 ) -> tuple[dict[str, Outcome], list[EndToEnd]]:
     """The outcome of every operator, from lanes that take one operator after another, and the end-to-end checks."""
     cpus = len(os.sched_getaffinity(0))
-    # A worker on an accelerator has its own context there; most of its time it compiles kernels or makes a golden.
-    jobs = how.jobs or (min(max(cpus * 7 // 8, 1), 16) if selection.large else min(cpus, 8))
+    # A worker on an accelerator has its own context there, and cores for goldens in fp64: two cores to a worker.
+    jobs = how.jobs or min(max(cpus // 2, 1) if selection.large else cpus, 8)
     threads, until = max(1, cpus // jobs), time.monotonic() + how.limit
     tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
     total, parts = 0, dict[str, list[Outcome]]()

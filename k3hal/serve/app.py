@@ -22,6 +22,7 @@ from k3hal.serve.completions import completions
 from k3hal.serve.error_shapes import error_response
 from k3hal.serve.http_errors import HttpError, from_k3hal, json_response
 from k3hal.serve.messages.endpoint import count_tokens, messages
+from k3hal.serve.openapi import openapi
 from k3hal.serve.page import add_page
 from k3hal.serve.request_info import RequestInfos, info_of
 from k3hal.serve.responses.endpoint import cancel_response, delete_response, get_response, input_tokens, responses
@@ -129,15 +130,15 @@ async def _no_embeddings(_: ServerState, __: Request) -> Response:
 
 
 async def _ready(state: ServerState, _: Request) -> Response:
-    if state.engine.stats().dead is not None:
-        return json_response({"status": "dead"}, 503)
-    if state.ready:
-        return json_response({"status": "ready"})
-    return json_response({"status": "draining" if state.leaving else "starting"}, 503)
+    return json_response({"status": state.status}, 200 if state.status == "ready" else 503)
 
 
 async def _metrics(state: ServerState, _: Request) -> Response:
     return Response(state.metrics.render(), media_type=_METRICS_TYPE)
+
+
+async def _openapi(_: ServerState, __: Request) -> Response:
+    return json_response(openapi())
 
 
 async def _version(_: ServerState, __: Request) -> Response:
@@ -167,6 +168,7 @@ _GETS: dict[str, Handler] = {
     "/ready": _ready,
     "/metrics": _metrics,
     "/version": _version,
+    "/openapi.json": _openapi,
 }
 
 

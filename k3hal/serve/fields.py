@@ -46,4 +46,4 @@ def check_fields(kind: type[BaseModel], body: Mapping[str, Any], info: RequestIn
     unknown = [name for name, value in body.items() if value is not None and name not in known]
     if unknown and refuse_unknown:
         raise RequestError(f"unknown field {field_names(unknown)[0]}", param=unknown[0][:100])
-    info.ignored = field_names(unknown)
+    info.ignored = tuple(unknown)

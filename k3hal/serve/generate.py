@@ -132,6 +132,8 @@ class Run(Generic[D]):
         if choice.stopped_early:
             self._generation.stop(index)
         self._metrics.recovered(choice.recoveries.items())
+        if self.complete:
+            self._metrics.answered(max(len(choice.token_ids) for choice in self.choices))
         self._clocks[index].finished(choice.finish_reason or "", len(choice.token_ids), timing)
 
 

@@ -60,6 +60,9 @@ class Metrics:
         self._inference = seconds("request_inference_time_seconds", "From being scheduled to the last token.")
         self._prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
         self._generated = self._histogram("request_generation_tokens", "Tokens generated for a sequence.", _TOKENS)
+        self._longest = self._histogram(
+            "request_max_num_generation_tokens", "Tokens of the longest sequence of a request.", _TOKENS
+        )
         self._n = self._histogram("request_params_n", "The n of a request.", _COUNTS)
         self._max_tokens = self._histogram("request_params_max_tokens", "The max_tokens of a request.", _TOKENS)
         self._success = self._counter("request_success", "Sequences finished.", "finished_reason")
@@ -87,6 +90,10 @@ class Metrics:
         self._n.observe(n)
         if max_tokens is not None:
             self._max_tokens.observe(max_tokens)
+
+    def answered(self, longest: int) -> None:
+        """Every sequence of a request is complete; `longest` is the most tokens one of them has."""
+        self._longest.observe(longest)
 
     def rejected(self, reason: str) -> None:
         self._rejected.labels(**self._labels, reason=reason).inc()
@@ -193,7 +200,17 @@ class _EngineFigures(Collector):
                 family = kind(_OURS + name, text, labels=_LABELS)
                 family.add_metric(values, value)
                 yield family
+        yield self._sources(stats, values)
         yield self._misses(stats, values)
+
+    def _sources(self, stats: EngineStats, values: list[str]) -> CounterMetricFamily:
+        """Prompt tokens by where their states came from, under vLLM's names for it."""
+        text = "Prompt tokens by where their states came from."
+        family = CounterMetricFamily(_OURS + "prompt_tokens_by_source", text, labels=(*_LABELS, "source"))
+        found = stats.cached_prompt_tokens
+        family.add_metric([*values, "local_cache_hit"], found)
+        family.add_metric([*values, "local_compute"], stats.prompt_tokens - found)
+        return family
 
     def _misses(self, stats: EngineStats, values: list[str]) -> CounterMetricFamily:
         """Prompt tokens that were not found, by why; with the hits they make up all that were looked up."""

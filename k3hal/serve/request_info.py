@@ -33,7 +33,7 @@ class RequestInfo:
     owner: str = ""
     """Who asks: a name for the API key that came along, empty where none is needed."""
     ignored: tuple[str, ...] = ()
-    """Fields of the body that had no effect, as they are told in `X-Ignored-Fields`."""
+    """Fields of the body that had no effect, to be told in `X-Ignored-Fields`."""
     facts: dict[str, Any] = field(default_factory=dict)
     status: int = 0
     """What has been answered; 499 where the client had left by then."""
@@ -42,7 +42,7 @@ class RequestInfo:
 
     def figures(self) -> dict[str, Any]:
         """All there is to say without a user's words."""
-        ignored = {"ignored_fields": list(self.ignored)} if self.ignored else {}
+        ignored = {"ignored_fields": list(field_names(self.ignored))} if self.ignored else {}
         return {**self.facts, **ignored, "duration_s": time.monotonic() - self.begun}
 
 
@@ -73,7 +73,7 @@ class RequestInfos:
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = headers["Request-Id"] = info.id  # as OpenAI's and Anthropic's clients read it
                 if info.ignored:
-                    headers["X-Ignored-Fields"] = ", ".join(info.ignored)
+                    headers["X-Ignored-Fields"] = ", ".join(field_names(info.ignored))
             await send(message)
 
         try:
@@ -96,7 +96,7 @@ def _log(scope: Scope, info: RequestInfo) -> None:
 
 def field_names(names: Iterable[str]) -> tuple[str, ...]:
     """Names from a body in a form that fits a header, however many and whatever they are."""
-    shown = [quote(name, safe="")[:64] for name in sorted(names)]
+    shown = [quote(name, safe="[]")[:64] for name in sorted(names)]
     more = len(shown) - _NAMED_FIELDS
     return (*shown[:_NAMED_FIELDS], f"{more} more") if more > 0 else tuple(shown)
 

@@ -84,6 +84,13 @@ class ServerState:
         """Whether the server wants traffic: warmed up and not shutting down."""
         return self._warm and not self.leaving
 
+    @property
+    def status(self) -> Literal["starting", "ready", "draining", "dead"]:
+        """The same in a word, with why not; whatever it was, a server without an engine is dead."""
+        if self.engine.stats().dead is not None:
+            return "dead"
+        return "ready" if self.ready else "draining" if self.leaving else "starting"
+
     def warmed_up(self) -> None:
         self._warm = True
         self.metrics.ready = True

@@ -17,7 +17,7 @@ from k3hal.serve.state import ServerState
 from k3hal.serve.turn import render_ids
 
 
-class _Tokenize(BaseModel):
+class Tokenize(BaseModel):
     """Either `prompt` (ordinary text) or `messages` (rendered as a chat request)."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
@@ -29,7 +29,7 @@ class _Tokenize(BaseModel):
     return_token_strs: bool | None = None
 
 
-class _Detokenize(BaseModel):
+class Detokenize(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     model: str | None = None
@@ -37,7 +37,7 @@ class _Detokenize(BaseModel):
 
 
 async def tokenize(state: ServerState, request: Request) -> Response:
-    body, asked = await read_checked(state, request, _Tokenize)
+    body, asked = await read_checked(state, request, Tokenize)
     info = info_of(request)
     state.model_name(asked.model)
     if (asked.prompt is None) == (asked.messages is None):
@@ -53,6 +53,6 @@ async def tokenize(state: ServerState, request: Request) -> Response:
 
 
 async def detokenize(state: ServerState, request: Request) -> Response:
-    _, asked = await read_checked(state, request, _Detokenize)
+    _, asked = await read_checked(state, request, Detokenize)
     state.model_name(asked.model)
     return json_response({"prompt": state.tokenizer.decode(asked.tokens)})

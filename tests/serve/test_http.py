@@ -82,6 +82,10 @@ def test_metrics_under_both_names(api, turn):
     assert 'vllm:request_success_total{engine="0",finished_reason="stop",model_name="k3"}' in text
     for name in ("time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds"):
         assert f"vllm:{name}_bucket" in text
+    figures = [line.split(" ") for line in text.splitlines() if line.startswith("vllm:prompt_tokens")]
+    by_source = sum(float(value) for name, value in figures if "_by_source_total" in name)
+    assert by_source == next(float(value) for name, value in figures if "prompt_tokens_total" in name) > 0
+    assert f"vllm:request_max_num_generation_tokens_count{{{labels}}} " in text
     assert f"k3hal_ready{{{labels}}} 1.0" in text
     assert "vllm:ready" not in text
     assert "vllm:parser_recoveries" not in text

@@ -175,6 +175,18 @@ def test_what_shapes_the_prompt(api, turn, body, chat_body):
     assert render(api, {"messages": HI, **body}) == chat(api, HI, **chat_body)
 
 
+def test_tools_built_into_other_models_are_left_out_and_told(running, api, turn):
+    tools = [{"type": "web_search_20250305", "name": "web_search"}, TOOL]
+    api.script(*[turn("a", "b")] * 3)
+    asked = {"messages": HI, "max_tokens": 99, "tools": tools}
+    answer = api.http.post("/v1/messages", json=asked)
+    assert (answer.status_code, answer.headers["x-ignored-fields"]) == (200, "tools[0].web_search_20250305")
+    assert render(api, {"messages": HI, "tools": tools}) == render(api, {"messages": HI, "tools": [TOOL]})
+    with running([turn("a", "b")], refuse_unknown_fields=True) as server, server.client() as http:
+        refused = http.post("/v1/messages", json=asked)
+        assert (refused.status_code, "no built-in tools" in refused.text) == (400, True)
+
+
 def test_an_open_answer_is_continued(api, turn):
     api.script(turn("a", "b"))
     messages = [*HI, {"role": "assistant", "content": "The answer is ("}]
@@ -211,7 +223,6 @@ def test_hidden_thinking_comes_back_in_its_signature(api, client, turn):
         ({"messages": HI, "output_config": {"effort": "huge"}}, 400, "invalid_request_error", "output_config.effort"),
         ({"messages": HI, "output_config": {"format": 1}}, 400, "invalid_request_error", "output_config.format"),
         ({"messages": HI, "tool_choice": {"type": "must"}}, 400, "invalid_request_error", "tool_choice.type"),
-        ({"messages": HI, "tools": [{"type": "bash_20250124"}]}, 400, "invalid_request_error", "no built-in tool"),
         ({"messages": HI, "tools": [{"name": "f"}]}, 400, "invalid_request_error", "tools[0].input_schema"),
         ({"messages": HI, "tools": [1]}, 400, "invalid_request_error", "tools[0]"),
         ({"messages": HI, "tools": [{"input_schema": {}}]}, 400, "invalid_request_error", "function.name"),

@@ -153,7 +153,7 @@ def test_live_sees_refusals_and_draining(running, plain):
             assert http.post("/v1/chat/completions", json=body).status_code == 429
             now = http.get("/page/live").json()
             assert (now["running"], now["refused"], now["finished"]) == (1, 1, 0)
-        server.state.draining = True
+        server.state.drain()
         assert http.get("/page/live").json()["status"] == "draining"
 
 

@@ -171,6 +171,59 @@ def test_a_response_is_continued_by_its_id(api, prompts, calling, turn):
     assert "<|open|>think<|sep|>Sum.<|close|>think" in prompts[1]
 
 
+SPACE: Any = {
+    "type": "namespace",
+    "name": "agents",
+    "tools": [{**TOOL, "name": "close"}, {"type": "custom", "name": "tell"}],
+}
+PATCH: Any = {
+    "type": "custom", "name": "patch", "description": "Edits.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": "start: X"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_custom_tools_and_namespaces(api, prompts, calling, turn, stream):
+    text = 'line "one"\nline two'
+    calls = (("patch", {"input": ("string", text)}), ("agents.close", {}), ("agents.tell", {"input": ("string", "hi")}))
+    api.script(calling("Edit.", "", *calls), turn("a", "b"))
+    asked = {"model": "k3", "input": "Hi", "tools": [PATCH, SPACE]}
+    if stream:
+        with api.openai.responses.stream(**asked) as events:
+            inputs = [event.input for event in events if event.type == "response.custom_tool_call_input.done"]
+            answer = events.get_final_response()
+        assert inputs == [text, "hi"]
+    else:
+        answer = api.openai.responses.create(**asked)
+    said = [item.to_dict() for item in answer.output[1:]]
+    assert [(i["type"], i.get("namespace"), i["name"], i.get("input", i.get("arguments"))) for i in said] == [
+        ("custom_tool_call", None, "patch", text),
+        ("function_call", "agents", "close", "{}"),
+        ("custom_tool_call", "agents", "tell", "hi"),
+    ]
+    results: Any = [{"type": f"{item['type']}_output", "call_id": item["call_id"], "output": "ok"} for item in said]
+    items = [{"role": "user", "content": "Hi"}, *[item.to_dict() for item in answer.output], *results]
+    api.openai.responses.create(model="k3", input=items, tools=[PATCH, SPACE])
+    assert "The input follows this grammar (lark):\\nstart: X" in prompts[0]
+    for index, name in enumerate(("patch", "agents.close", "agents.tell"), start=1):
+        assert f'<|open|>call tool="{name}" index="{index}"<|sep|>' in prompts[1]
+        assert f'<|open|>message role="tool" tool="{name}" index="{index}"<|sep|>ok<|close|>' in prompts[1]
+    assert f'<|open|>argument key="input" type="string"<|sep|>{text}<|close|>' in prompts[1]
+
+
+def test_tools_built_into_other_servers_are_left_out_and_told(running, api, turn):
+    tools = [TOOL, {"type": "web_search"}, {**SPACE, "tools": [{"type": "mcp", "name": "m"}]}]
+    api.script(turn("a", "b"))
+    answer = api.http.post("/v1/responses", json={"input": "x", "tools": tools})
+    assert (answer.status_code, answer.headers["x-ignored-fields"]) == (
+        200,
+        "tools[1].web_search, tools[2].tools[0].mcp",
+    )
+    with running([turn("a", "b")], refuse_unknown_fields=True) as server, server.client() as http:
+        refused = http.post("/v1/responses", json={"input": "x", "tools": tools})
+        assert (refused.status_code, "no built-in tools" in refused.text) == (400, True)
+
+
 def test_responses_are_kept_until_deleted(api, turn):
     api.script(turn("a", "b"), turn("c", "d"))
     kept = api.openai.responses.create(model="k3", input="Hi")
@@ -283,7 +336,11 @@ def test_a_stream_that_fails_says_so(running, turn):
         ({"input": "x", "background": True}, 400, "background"),
         ({"input": "x", "conversation": "c"}, 400, "conversation"),
         ({"input": "x", "truncation": "auto"}, 400, "truncation"),
-        ({"input": "x", "tools": [{"type": "web_search"}]}, 400, "no built-in tool"),
+        ({"input": "x", "tools": [3]}, 400, "tools[0] must be an object"),
+        ({"input": "x", "tools": [{"type": "namespace", "name": "n"}]}, 400, "a list of tools"),
+        ({"input": "x", "tools": [{"type": "namespace", "name": "n", "tools": [3]}]}, 400, "tools[0].tools[0]"),
+        ({"input": "x", "tools": [TOOL, TOOL]}, 400, "twice"),
+        ({"input": "x", "tools": [{"type": "web_search"}], "tool_choice": "required"}, 400, "no tools"),
         ({"input": "x", "tools": [{"type": "function"}]}, 400, "function.name"),
         ({"input": "x", "tool_choice": "must"}, 400, "tool_choice"),
         ({"input": "x", "tool_choice": {"type": "mcp"}}, 400, "tool_choice"),

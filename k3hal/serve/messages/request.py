@@ -54,8 +54,9 @@ class MessagesRequest(CountRequest):
 def chat_body(asked: CountRequest) -> dict[str, Any]:
     """The chat completion that asks for the same. Raises `RequestError` naming the field that is wrong."""
     body: dict[str, Any] = {"model": asked.model, "messages": [*_system(asked.system), *_messages(asked.messages)]}
-    if asked.tools:
-        body["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(asked.tools)]
+    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(asked.tools or ()) if not _built_in(tool)]
+    if tools:
+        body["tools"] = tools
     if asked.tool_choice is not None:
         body |= _tool_choice(asked.tool_choice)
     if asked.thinking is not None:
@@ -184,11 +185,18 @@ def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
     return {"role": "assistant"} | {name: first[name] + second[name] for name in fields}
 
 
+def left_out(asked: CountRequest) -> list[str]:
+    """The tools that only Anthropic's models know, whose schema a request does not have."""
+    return [f"tools[{i}].{tool['type']}" for i, tool in enumerate(asked.tools or ()) if _built_in(tool)]
+
+
+def _built_in(tool: object) -> bool:
+    return isinstance(tool, Mapping) and tool.get("type") not in (None, "custom")
+
+
 def _tool(tool: object, where: str) -> dict[str, Any]:
     if not isinstance(tool, Mapping):
         raise RequestError(f"{where} must be an object", param=where)
-    if tool.get("type") not in (None, "custom"):
-        raise RequestError(f"{where}: there is no built-in tool {tool['type']!r:.100}", param=f"{where}.type")
     if not isinstance(tool.get("input_schema"), Mapping):
         raise RequestError(f"{where}.input_schema must be an object", param=f"{where}.input_schema")
     function: dict[str, Any] = {"name": tool.get("name"), "parameters": tool["input_schema"]}

@@ -61,7 +61,7 @@ def live(state: ServerState) -> dict[str, Any]:
         "schema": "k3hal.live/1",
         "time": time.monotonic(),
         "started": state.created,
-        "status": "ready" if state.ready else "draining" if state.draining else "starting",
+        "status": state.status,
         "needs_key": state.keys.guards,
         **{name: _total(families[metric]) for name, metric in _FIGURES.items()},
         "latency": {name: _histogram(families[metric]) for name, metric in _LATENCIES.items()},

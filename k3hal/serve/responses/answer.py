@@ -11,8 +11,9 @@ from k3hal.serve.chat_choice import Delta
 from k3hal.serve.http_errors import HttpError
 from k3hal.serve.http_io import named_event
 from k3hal.serve.logprobs import chat_logprobs
-from k3hal.serve.responses.output import Call, Event, Message, Output, Reasoning
+from k3hal.serve.responses.output import Call, CustomCall, Event, Message, Output, Reasoning
 from k3hal.serve.responses.request import ENCRYPTED, ResponsesRequest
+from k3hal.serve.responses.tools import Toolbox
 from k3hal.serve.turn import ChatTurn
 from k3hal.tokenizer import Tokenizer
 
@@ -24,6 +25,7 @@ class ResponseAnswer:
         self,
         asked: ResponsesRequest,
         turn: ChatTurn,
+        tools: Toolbox,
         tokenizer: Tokenizer,
         stored: bool,
         finished: Callable[[dict[str, Any]], None],
@@ -31,6 +33,7 @@ class ResponseAnswer:
         self._asked = asked
         self._turn = turn
         self._choice = turn.choices[0]
+        self._tools = tools
         self._tokenizer = tokenizer
         self._finished = finished
         self._sealed = ENCRYPTED in (asked.include or ())
@@ -73,7 +76,7 @@ class ResponseAnswer:
     def _delta(self, delta: Delta) -> Iterator[Event]:
         if delta.name == "tool_calls":
             if "id" in delta.value:
-                yield from self._start(Call(delta.value["id"], delta.value["function"]["name"]))
+                yield from self._start(self._call(delta.value["id"], delta.value["function"]["name"]))
             text, logprobs = delta.value["function"]["arguments"], []
         else:
             kind = Message if delta.name == "content" else Reasoning
@@ -82,7 +85,13 @@ class ResponseAnswer:
             text = delta.value
             logprobs = chat_logprobs(delta.logprobs, self._tokenizer)["content"] if delta.logprobs else []
         if self._open is not None and (text or logprobs):
-            yield self._placed(self._open.grow(text, logprobs))
+            for event in self._open.grow(text, logprobs):
+                yield self._placed(event)
+
+    def _call(self, call_id: str, name: str) -> Output:
+        if name in self._tools.custom:
+            return CustomCall(call_id, *self._tools.spaces.get(name, (None, name)))
+        return Call(call_id, *self._tools.spaces.get(name, (None, name)))
 
     def _start(self, output: Output) -> Iterator[Event]:
         yield from self._close(last=False)
@@ -118,7 +127,7 @@ class ResponseAnswer:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
             response["completed_at"] = int(time.time())
-        calls = [output for output in self._done if isinstance(output, Call)]
+        calls = [output for output in self._done if isinstance(output, Call | CustomCall)]
         dropped = calls[self._choice.complete_calls :]
         response["output"] = [output.item() for output in self._done if output not in dropped]
         response["usage"] = self._usage()

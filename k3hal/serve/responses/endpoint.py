@@ -16,6 +16,7 @@ from k3hal.serve.request_info import RequestInfo, info_of
 from k3hal.serve.requests import ChatRequest, read_request
 from k3hal.serve.responses.answer import ResponseAnswer
 from k3hal.serve.responses.request import CountRequest, Item, ResponsesRequest, chat_body
+from k3hal.serve.responses.tools import Toolbox, read_tools
 from k3hal.serve.state import ServerState
 from k3hal.serve.turn import begin_turn, render_ids
 
@@ -24,7 +25,8 @@ async def responses(state: ServerState, request: Request) -> Response:
     _, asked = await read_checked(state, request, ResponsesRequest)
     info = info_of(request)
     items = _conversation(state, asked, info)
-    body = chat_body(asked, items)
+    tools = _tools(state, asked, info)
+    body = chat_body(asked, items, tools)
     turn = await begin_turn(state, read_request(ChatRequest, body), body, info, "resp_")
     kept = asked.store is not False and state.config.max_stored_responses > 0
 
@@ -32,7 +34,7 @@ async def responses(state: ServerState, request: Request) -> Response:
         if kept:
             state.responses.put(info.owner, response, (*items, *response["output"]))
 
-    answer = ResponseAnswer(asked, turn, state.tokenizer, kept, finished)
+    answer = ResponseAnswer(asked, turn, tools, state.tokenizer, kept, finished)
     if asked.stream:
         events = with_keep_alive(answer.events(), state.config.keep_alive, KEEP_ALIVE, after=2)
         return EventStream(events, turn.run, failure=answer.failed)
@@ -44,7 +46,8 @@ async def input_tokens(state: ServerState, request: Request) -> Response:
     _, asked = await read_checked(state, request, CountRequest)
     state.model_name(asked.model)
     info = info_of(request)
-    _, ids = await render_ids(state, chat_body(asked, _conversation(state, asked, info)), info)
+    body = chat_body(asked, _conversation(state, asked, info), _tools(state, asked, info))
+    _, ids = await render_ids(state, body, info)
     return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
 
 
@@ -62,6 +65,15 @@ async def cancel_response(state: ServerState, request: Request) -> Response:
     """Only background responses can be cancelled, and there are none: to stop one, close its connection."""
     state.responses.get(info_of(request).owner, request.path_params["name"])
     raise HttpError(400, "the response is complete: it was not made in the background", kind="invalid_request_error")
+
+
+def _tools(state: ServerState, asked: CountRequest, info: RequestInfo) -> Toolbox:
+    """The request's tools; those built into other servers are told as ignored, or refused like unknown fields."""
+    tools = read_tools(asked.tools or ())
+    if tools.left_out and state.config.refuse_unknown_fields:
+        raise RequestError(f"{tools.left_out[0]:.100}: there are no built-in tools", param="tools")
+    info.ignored = (*info.ignored, *tools.left_out)
+    return tools
 
 
 def _conversation(state: ServerState, asked: CountRequest, info: RequestInfo) -> list[Item]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from k3hal.errors import RequestError
 from k3hal.serve.opaque import unseal
+from k3hal.serve.responses.tools import INPUT, spaced
 
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
@@ -24,7 +25,9 @@ def chat_messages(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             _said(messages, "reasoning_content")["reasoning_content"] = _reasoning(item, where)
         elif kind == "function_call":
             _said(messages, "tool_calls")["tool_calls"].append(_call(item))
-        elif kind == "function_call_output":
+        elif kind == "custom_tool_call":
+            _said(messages, "tool_calls")["tool_calls"].append(_call({**item, "arguments": {INPUT: item.get("input")}}))
+        elif kind in ("function_call_output", "custom_tool_call_output"):
             output = _content(item.get("output"), f"{where}.output")
             messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
         elif kind == "message" and item.get("role") == "assistant":
@@ -57,7 +60,7 @@ def _reasoning(item: Mapping[str, Any], where: str) -> str:
 
 
 def _call(item: Mapping[str, Any]) -> dict[str, Any]:
-    function = {"name": item.get("name"), "arguments": item.get("arguments")}
+    function = {"name": spaced(item.get("namespace"), item.get("name")), "arguments": item.get("arguments")}
     return {"id": item.get("call_id"), "type": "function", "function": function}
 
 

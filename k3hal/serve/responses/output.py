@@ -7,7 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
+import orjson
+
 from k3hal.serve.opaque import seal
+from k3hal.serve.responses.tools import INPUT
 
 Event = tuple[str, dict[str, Any]]
 """An event's type and its own fields; its place in the answer is added by whoever sends it."""
@@ -18,7 +21,7 @@ class Output(Protocol):
 
     def begin(self) -> Iterator[Event]: ...
 
-    def grow(self, text: str, logprobs: Sequence[dict[str, Any]]) -> Event: ...
+    def grow(self, text: str, logprobs: Sequence[dict[str, Any]]) -> Iterator[Event]: ...
 
     def end(self, status: str) -> Iterator[Event]:
         """Complete the item; from then on `item` is what it stays."""
@@ -43,10 +46,10 @@ class _Text(ABC):
         yield "response.output_item.added", {"item": self.item()}
         yield "response.content_part.added", self._at() | {"part": self._part("")}
 
-    def grow(self, text: str, logprobs: Sequence[dict[str, Any]]) -> Event:
+    def grow(self, text: str, logprobs: Sequence[dict[str, Any]]) -> Iterator[Event]:
         self._texts.append(text)
         self._logprobs.extend(logprobs)
-        return f"response.{self.event}.delta", self._at() | {"delta": text} | self._extra(logprobs)
+        yield f"response.{self.event}.delta", self._at() | {"delta": text} | self._extra(logprobs)
 
     def end(self, status: str) -> Iterator[Event]:
         self._status = status
@@ -110,9 +113,10 @@ class Message(_Text):
 
 
 class Call:
-    """A call of a function."""
+    """A call of a function, which may be in a namespace."""
 
-    def __init__(self, call_id: str, name: str) -> None:
+    def __init__(self, call_id: str, namespace: str | None, name: str) -> None:
+        self._space = {} if namespace is None else {"namespace": namespace}
         self._id = f"fc_{uuid.uuid4().hex}"
         self._call_id = call_id
         self._name = name
@@ -122,9 +126,9 @@ class Call:
     def begin(self) -> Iterator[Event]:
         yield "response.output_item.added", {"item": self.item()}
 
-    def grow(self, text: str, logprobs: Sequence[dict[str, Any]]) -> Event:
+    def grow(self, text: str, logprobs: Sequence[dict[str, Any]]) -> Iterator[Event]:
         self._arguments.append(text)
-        return "response.function_call_arguments.delta", {"item_id": self._id, "delta": text}
+        yield "response.function_call_arguments.delta", {"item_id": self._id, "delta": text}
 
     def end(self, status: str) -> Iterator[Event]:
         self._status = status
@@ -140,4 +144,52 @@ class Call:
             "name": self._name,
             "arguments": "".join(self._arguments),
             "status": self._status,
+            **self._space,
         }
+
+
+class CustomCall:
+    """A call of a custom tool. Its text comes whole, since what the model writes is a JSON object around it."""
+
+    def __init__(self, call_id: str, namespace: str | None, name: str) -> None:
+        self._space = {} if namespace is None else {"namespace": namespace}
+        self._id = f"ctc_{uuid.uuid4().hex}"
+        self._call_id = call_id
+        self._name = name
+        self._arguments: list[str] = []
+        self._status = "in_progress"
+
+    def begin(self) -> Iterator[Event]:
+        yield "response.output_item.added", {"item": self.item() | {"input": ""}}
+
+    def grow(self, text: str, logprobs: Sequence[dict[str, Any]]) -> Iterator[Event]:
+        self._arguments.append(text)
+        return iter(())
+
+    def end(self, status: str) -> Iterator[Event]:
+        self._status = status
+        item = self.item()
+        yield "response.custom_tool_call_input.delta", {"item_id": self._id, "delta": item["input"]}
+        yield "response.custom_tool_call_input.done", {"item_id": self._id, "input": item["input"]}
+        yield "response.output_item.done", {"item": item}
+
+    def item(self) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "custom_tool_call",
+            "call_id": self._call_id,
+            "name": self._name,
+            "input": _input("".join(self._arguments)),
+            "status": self._status,
+            **self._space,
+        }
+
+
+def _input(arguments: str) -> str:
+    """The text for a custom tool; arguments in any other form are it as they are."""
+    try:
+        value = orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return arguments
+    text = value.get(INPUT) if isinstance(value, dict) and set(value) == {INPUT} else None
+    return text if isinstance(text, str) else arguments

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from k3hal.errors import RequestError
 from k3hal.serve.efforts import folded_effort
 from k3hal.serve.responses.items import chat_messages
+from k3hal.serve.responses.tools import Toolbox, spaced
 
 Item = dict[str, Any]
 ENCRYPTED = "reasoning.encrypted_content"
@@ -31,6 +32,7 @@ class CountRequest(BaseModel):
         "moderation",
         "background_options",
         "access_programs",
+        "client_metadata",
     )
 
     model: str | None = None
@@ -75,8 +77,8 @@ class ResponsesRequest(CountRequest):
     seed: int | None = None
 
 
-def chat_body(asked: CountRequest, items: Sequence[Item]) -> dict[str, Any]:
-    """The chat completion that asks for the same, of a conversation of `items`.
+def chat_body(asked: CountRequest, items: Sequence[Item], tools: Toolbox) -> dict[str, Any]:
+    """The chat completion that asks for the same, of a conversation of `items` and with `tools`.
 
     Raises `RequestError` naming the field that is wrong.
     """
@@ -87,8 +89,8 @@ def chat_body(asked: CountRequest, items: Sequence[Item]) -> dict[str, Any]:
         raise RequestError("truncation must be disabled: what is sent is what the model sees", param="truncation")
     system = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
     body: dict[str, Any] = {"model": asked.model, "messages": [*system, *chat_messages(items)]}
-    if asked.tools:
-        body["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(asked.tools)]
+    if tools.declared:
+        body["tools"] = tools.declared
     if asked.tool_choice is not None:
         body["tool_choice"] = _tool_choice(asked.tool_choice)
     if asked.parallel_tool_calls is not None:
@@ -117,17 +119,9 @@ def _sampling(asked: ResponsesRequest) -> dict[str, Any]:
     }
 
 
-def _tool(tool: object, where: str) -> dict[str, Any]:
-    if not isinstance(tool, Mapping) or tool.get("type") != "function":
-        kind = tool.get("type") if isinstance(tool, Mapping) else tool
-        raise RequestError(f"{where} must be a function: there is no built-in tool {kind!r:.100}", param=where)
-    fields = ("name", "description", "parameters", "strict")
-    return {"type": "function", "function": {name: tool[name] for name in fields if tool.get(name) is not None}}
-
-
 def _tool_choice(choice: str | Mapping[str, Any]) -> Any:
-    if isinstance(choice, Mapping) and choice.get("type") == "function":
-        return {"type": "function", "function": {"name": choice.get("name")}}
+    if isinstance(choice, Mapping) and choice.get("type") in ("function", "custom"):
+        return {"type": "function", "function": {"name": spaced(choice.get("namespace"), choice.get("name"))}}
     return choice
 
 
