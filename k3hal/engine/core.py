@@ -9,16 +9,24 @@ from typing import Protocol
 
 from k3hal.engine.flights import Flight, Flights
 from k3hal.engine.interface import EngineInfo, EngineOutput, EngineRequest, EngineStats, TokenLogprob
-from k3hal.engine.request import Request
+from k3hal.engine.request import NO_ROW, Request
 from k3hal.engine.sampling import GenerationDefaults
 from k3hal.engine.scheduler import Scheduler
 from k3hal.engine.step_plan import StepPlan, StepResult
+from k3hal.engine.tier.interface import TransferDone
 from k3hal.errors import EngineDeadError, RequestError
 
 logger = logging.getLogger(__name__)
 
 FAILED_STEPS_UNTIL_DEAD = 3
 """Steps that fail in a row before the engine gives up: a lost device fails every step, a bad request does not."""
+
+
+_PAUSE_SECONDS = 0.001
+"""Wait for the external tier before it is asked again, when there is nothing else to do."""
+
+_SETTLE_SECONDS = 5.0
+"""Most time for movements to end when the engine is closed."""
 
 
 class Runner(Protocol):
@@ -59,7 +67,9 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._requests or self.flights)
+        """Whether `step` has something to do. When no request is left that takes a few steps at most."""
+        busy = self.dead is None and self.scheduler.cache.transferring
+        return bool(self._requests or self.flights) or busy
 
     def check(self, request: EngineRequest) -> Request:
         """A request ready to be added. Raises `RequestError`, or `EngineDeadError` when nothing will ever run again."""
@@ -120,17 +130,24 @@ class EngineCore:
         return [_output(request) for request in requests.values()]
 
     def close(self) -> None:
-        """Let go of the runner, and with it of model and arena. Nothing may be called afterwards but `stats`."""
+        """Let go of the runner, and with it of model and arena. Nothing may be called afterwards but `stats`.
+
+        What ended requests left for the external tier still goes there.
+        """
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while not self._requests and self.has_work and time.monotonic() < deadline:
+            self.step()
         self.dead = self.dead or "it is closed"
         self.runner = _Closed()
         self.flights.close()
+        self.scheduler.cache.close()
 
     def step(self) -> list[EngineOutput]:
         """Plan as far ahead as may be, and wait for one step; what it produced. Nothing to do gives nothing.
 
         When the runner fails, the requests of the step end with `finish_reason="error"` and the rest go on, unless that
         happens several times in a row: then the engine is dead and every request ends so. An interrupt (Ctrl-C) passes
-        through, and requests whose steps were under way can then only be aborted.
+        through, and the requests whose steps were under way have ended.
         """
         while len(self.flights) < self.flights.depth and (scheduled := self.scheduler.schedule()) is not None:
             self.flights.start(self.runner.execute, *scheduled)
@@ -142,17 +159,22 @@ class EngineCore:
             result = flight.answer.result()
         except Exception as error:
             logger.exception("step %d failed with %d sequences", plan.epoch, plan.num_seqs)
-            return self._fail(flight, f"{type(error).__name__}: {error}")
+            reason = f"{type(error).__name__}: {error}"
+            self._failed_steps += 1
+            return self._fail(flight, reason) if self._failed_steps < FAILED_STEPS_UNTIL_DEAD else self.die(reason)
         except BaseException:
-            self._lose(flight)
+            self._fail(flight, "the step was interrupted")
             raise
         if result.epoch != plan.epoch:
             raise RuntimeError(f"the runner answered step {result.epoch}, asked was {plan.epoch}")
         self._failed_steps = 0
-        self._steps += 1
+        self.scheduler.cache.transferred(result.transferred)
+        self._steps += plan.num_seqs > 0
         sampled = self.scheduler.advance(plan, flight.requests, result.accepted)
         outputs = self._deliver(sampled, flight, result)
         self.scheduler.free_left()
+        if not plan.num_seqs:
+            self.scheduler.cache.pause(_PAUSE_SECONDS)
         return outputs
 
     def stats(self, submitted: int = 0) -> EngineStats:
@@ -168,6 +190,7 @@ class EngineCore:
             preemptions=self.scheduler.preemptions,
             prefix=self.scheduler.cache.stats,
             cached_usage=self.scheduler.cache.cached_usage,
+            tier=self.scheduler.cache.tier_stats,
             dead=self.dead,
         )
 
@@ -217,27 +240,21 @@ class EngineCore:
 
         The steps that were planned on the success of the one that failed have failed too.
         """
-        self._failed_steps += 1
-        if self._failed_steps >= FAILED_STEPS_UNTIL_DEAD:
-            return self.die(reason)
-        self._lose(flight)
-        lost = [request for request in self._requests.values() if request.spoilt]
-        for request in lost:
-            request.finish_reason, request.error = "error", reason
-        return self._finish(lost)
-
-    def _lose(self, flight: Flight) -> None:
-        """Nobody knows what a step did, nor those planned on it: what they touched is not to be trusted."""
         lost = self.flights.drop(flight)
         copied = any(len(one.plan.copies) for one in lost)
+        ended = [epoch for one in lost for epoch in one.plan.transfers.epochs]
         for request in [request for one in lost for request in one.requests]:
             request.spoilt = True
-        for request in self.scheduler.running if copied else ():
-            request.spoilt = True
+        self.scheduler.cache.transferred(TransferDone(epoch, ok=False) for epoch in ended)
         self.scheduler.give_up()
         self.scheduler.free_left()
+        gone = [request for request in self._requests.values() if request.spoilt or (copied and request.row != NO_ROW)]
+        for request in gone:
+            request.finish_reason, request.error = "error", reason
+        outputs = self._finish(gone)
         if copied:
             self.scheduler.cache.forget()
+        return outputs
 
     def _finish(self, requests: list[Request]) -> list[EngineOutput]:
         """Forget requests that end without a token, and tell so."""
