@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from k3hal.debug.arm import armed
 from k3hal.dispatch.words import nearest
 from k3hal.engine.build import BuiltEngine, build_engine
-from k3hal.engine.interface import EngineOutput, EngineRequest
+from k3hal.engine.interface import Constraint, EngineOutput, EngineRequest
 from k3hal.engine.outputs import Collector, CompletionOutput, RequestOutput
 from k3hal.engine.prompts import params_for_each, read_prompts
 from k3hal.engine.scoring import score
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from k3hal.dispatch.plan import DispatchPlan
     from k3hal.serve.chat_choice import ChatChoice, ChatMessage
+    from k3hal.serve.grammar.compiler import Constraints
     from k3hal.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -48,9 +49,10 @@ class LLM:
     ) -> None:
         name = None if model is None else str(model)
         self._built: BuiltEngine | None = None
+        self._calls = 0
+        self._constraints: Constraints | None = None
         with armed(os.environ):
             self._built = build_engine(name, device=device, dtype=dtype, ops=ops, plan=plan, **options)
-        self._calls = 0
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -78,6 +80,7 @@ class LLM:
         """
         from k3hal.serve.chat_choice import ChatChoice, ChatMessage
         from k3hal.serve.chat_prompt import RENDER_FIELDS, render_chat
+        from k3hal.serve.grammar.compiler import Constraints
 
         for name in render_options:
             if name not in RENDER_FIELDS:
@@ -86,11 +89,14 @@ class LLM:
         ids = prompt.ids(self._engine.tokenizer)
         asked = params_for_each(params or SamplingParams(max_tokens=None), 1)[0]
         tokenizer = self._engine.tokenizer
+        if self._constraints is None:
+            self._constraints = Constraints(tokenizer, self._engine.engine.info.vocab_size)
+        constraint = self._constraints.constraint(prompt)
         choices = [
             _ChatCollector(i, ChatChoice(tokenizer, prompt, asked, reasoning=True), ChatMessage())
             for i in range(asked.n)
         ]
-        self._run([ids], [asked], lambda _, index: choices[index])
+        self._run([ids], [asked], lambda _, index: choices[index], constraint)
         return RequestOutput(ids, [c.result() for c in choices], max(c.num_cached_tokens for c in choices))
 
     def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
@@ -116,6 +122,9 @@ class LLM:
         if self._built is not None:
             self._built.engine.close()
             self._built = None
+        if self._constraints is not None:
+            self._constraints.close()
+            self._constraints = None
 
     def __enter__(self) -> LLM:
         return self
@@ -142,6 +151,7 @@ class LLM:
         prompts: list[list[int]],
         params: list[SamplingParams],
         receiver: Callable[[int, int], Collector | _ChatCollector],
+        constraint: Constraint | None = None,
     ) -> None:
         """Run every continuation to its end; `receiver(prompt, index)` takes its increments."""
         core = self._engine.engine.core
@@ -150,7 +160,8 @@ class LLM:
         checked = []
         for number, (ids, asked) in enumerate(zip(prompts, params, strict=True)):
             for index in range(asked.n):
-                request = EngineRequest(f"{self._calls}-{number}-{index}", ids, asked.continuation(index))
+                name = f"{self._calls}-{number}-{index}"
+                request = EngineRequest(name, ids, asked.continuation(index), constraint=constraint)
                 checked.append(core.check(request))
                 receivers[request.request_id] = receiver(number, index)
         try:

@@ -205,11 +205,12 @@ class EngineCore:
         finished: list[Request] = []
         counts = _tokens_each(flight.plan, result)
         tokens, logprobs = iter(result.token_ids), iter(result.logprobs or [])
-        for request, count in zip(sampled, counts, strict=True):
+        rows = flight.plan.rows[flight.plan.sampled].tolist()
+        for request, count, row in zip(sampled, counts, rows, strict=True):
             group = [next(tokens) for _ in range(count)]
             asked = [next(logprobs) for _ in range(count)] if result.logprobs else [None] * count
             ended = request.finish_reason is not None
-            taken = self._append(request, group)
+            taken = _append(request, group, result.failures.get(row, "the model's logits are not finite"))
             if ended:
                 continue
             self._generated_tokens += taken
@@ -221,19 +222,6 @@ class EngineCore:
         if finished:
             self._forget(finished)
         return outputs
-
-    def _append(self, request: Request, tokens: list[int]) -> int:
-        """Give a request what a step sampled for it; how many of the tokens it takes before it ends."""
-        taken = 0
-        for token in tokens:
-            if request.finish_reason is not None:
-                request.append_surplus(token)
-            elif token < 0:
-                request.finish_reason, request.error = "error", "the model's logits are not finite"
-            else:
-                request.append(token)
-                taken += 1
-        return taken
 
     def _fail(self, flight: Flight, reason: str) -> list[EngineOutput]:
         """End what failed steps touched: their sequences, and when pages were being moved, everything in the cache.
@@ -265,6 +253,23 @@ class EngineCore:
         self.scheduler.remove(requests)
         for request in requests:
             del self._requests[request.id]
+
+
+def _append(request: Request, tokens: list[int], failure: str) -> int:
+    """Give a request what a step sampled for it; how many of the tokens it takes before it ends.
+
+    `failure` says why where a token could not be sampled.
+    """
+    taken = 0
+    for token in tokens:
+        if request.finish_reason is not None:
+            request.append_surplus(token)
+        elif token < 0:
+            request.finish_reason, request.error = "error", failure
+        else:
+            request.append(token)
+            taken += 1
+    return taken
 
 
 def _tokens_each(plan: StepPlan, result: StepResult) -> list[int]:

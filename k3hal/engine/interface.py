@@ -13,6 +13,9 @@ from typing import Literal, Protocol
 from k3hal.engine.cache.keys import NO_CONTEXT
 from k3hal.engine.cache.keys import PrefixContext as PrefixContext
 from k3hal.engine.cache.stats import CacheStats
+from k3hal.engine.constraint import Constraint as Constraint
+from k3hal.engine.constraint import ConstraintError as ConstraintError
+from k3hal.engine.constraint import Matcher as Matcher
 from k3hal.engine.tier.interface import TierStats as TierStats
 from k3hal.sampling_params import SamplingParams
 
@@ -23,7 +26,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 class EngineRequest:
     """One sequence to continue. `n > 1` is several requests; the caller fans out. Lower `priority` numbers go first.
 
-    `context` says which earlier sequences the prompt may share a prefix with.
+    `context` says which earlier sequences the prompt may share a prefix with, `constraint` which tokens may come.
     """
 
     request_id: str
@@ -32,6 +35,7 @@ class EngineRequest:
     priority: int = 0
     arrival_time: float = field(default_factory=time.monotonic)
     context: PrefixContext = NO_CONTEXT
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)

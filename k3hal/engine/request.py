@@ -10,6 +10,7 @@ import numpy as np
 
 from k3hal.engine.cache.interface import SequenceCache
 from k3hal.engine.cache.keys import NO_CONTEXT, PrefixContext, UnitKeys
+from k3hal.engine.constraint import Constraint
 from k3hal.engine.interface import EngineRequest, FinishReason, RequestTiming
 from k3hal.engine.sampling import GenerationDefaults, Sampling, resolve_sampling
 from k3hal.errors import RequestError
@@ -76,6 +77,7 @@ class Request:
     error: str | None = field(default=None)
     context: PrefixContext = NO_CONTEXT
     keys: UnitKeys | None = None
+    constraint: Constraint | None = None
 
     @classmethod
     def create(
@@ -105,6 +107,7 @@ class Request:
             num_tokens=ids.size,
             arrival=request.arrival_time,
             context=request.context,
+            constraint=request.constraint,
         )
 
     @property
@@ -141,19 +144,20 @@ class Request:
         return self.num_output + self.pending >= self.sampling.max_tokens
 
     def append(self, token: int) -> None:
-        """Take one generated token and see whether it ends the request."""
+        """Take one generated token and see whether it ends the request.
+
+        No end comes before `min_tokens`, but where a constraint leaves nothing else.
+        """
         self._write(self.num_tokens, token)
         self.last_token = token
         self.num_tokens += 1
         sampling = self.sampling
-        if self.num_output >= sampling.min_tokens:
-            if token in sampling.stop_ids:
-                self.finish_reason, self.stop_reason = "stop", token
-                return
-            if token in sampling.end_ids:
-                self.finish_reason = "stop"
-                return
-        if self.num_output >= sampling.max_tokens:
+        armed = self.num_output >= sampling.min_tokens
+        if armed and token in sampling.stop_ids:
+            self.finish_reason, self.stop_reason = "stop", token
+        elif token in sampling.end_ids and (armed or self.constraint is not None):
+            self.finish_reason = "stop"
+        elif self.num_output >= sampling.max_tokens:
             self.finish_reason = "length"
 
     def set_capacity(self, cache: SequenceCache) -> None:

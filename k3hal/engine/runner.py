@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -81,7 +81,7 @@ class ModelRunner:
             if self._mover:
                 self._mover.drain()
             raise
-        return dataclasses.replace(result, transferred=self._mover.finished()) if self._mover else result
+        return replace(result, transferred=self._mover.finished()) if self._mover else result
 
     def _execute(self, plan: StepPlan) -> StepResult:
         if not plan.num_seqs:
@@ -97,10 +97,10 @@ class ModelRunner:
         logits = self.model.logits(hidden[batch.logit_rows])
         if not plan.num_verifies:
             token_ids, logprobs = self._sampler.sample(logits, plan.rows[plan.sampled], plan.positions)
-            return StepResult(plan.epoch, token_ids, logprobs)
+            return StepResult(plan.epoch, token_ids, logprobs, failures=self._sampler.take_failures())
         result = sample_drafts(plan, logits, self._sampler)
         self._commit(plan, batch, result.accepted)
-        return result
+        return replace(result, failures=self._sampler.take_failures())
 
     @torch.inference_mode()
     def score(self, plan: StepPlan) -> Tensor:

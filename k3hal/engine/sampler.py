@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from k3hal.engine.constrained_rows import ConstrainedRows
 from k3hal.engine.interface import TokenLogprob
 from k3hal.engine.penalties import Penalties
 from k3hal.engine.step_plan import RowBinding
@@ -21,15 +22,16 @@ _NO_LOGPROBS = -1
 class Sampler:
     """Sampling parameters of every row and the arithmetic over them.
 
-    Order: logit bias, penalties, banned ids, then the operator `sample` (temperature, top-k, top-p, min-p). Random
-    numbers are a function of (seed, output position), so a request's tokens depend neither on its neighbours nor on
-    preemption. Reported log-probabilities are those of the untouched logits.
+    Order: logit bias, penalties, banned ids, masks of constraints, then the operator `sample` (temperature, top-k,
+    top-p, min-p). Random numbers are a function of (seed, output position), so a request's tokens depend neither on its
+    neighbours nor on preemption. Reported log-probabilities are those of the untouched logits.
     """
 
     def __init__(self, vocab_size: int, max_rows: int, device: torch.device, sample: Callable[..., Any]) -> None:
         self._device = device
         self._sample = sample
         self._penalties = Penalties(vocab_size, device)
+        self._constrained = ConstrainedRows(vocab_size, device)
         self._temperature = np.zeros(max_rows, np.float32)
         self._top_k = np.zeros(max_rows, np.int32)
         self._top_p = np.ones(max_rows, np.float32)
@@ -40,10 +42,15 @@ class Sampler:
         self._banned: dict[int, tuple[int, Tensor]] = {}
         self._last = torch.zeros(max_rows, dtype=torch.int64, device=device)
 
+    def take_failures(self) -> dict[int, str]:
+        """Why no token came of a row, of all rows whose constraints failed since this was last asked."""
+        return self._constrained.take_failures()
+
     def bind(self, binding: RowBinding) -> None:
         """Give a row to a sequence; everything of its previous one is dropped."""
         row, sampling = binding.row, binding.sampling
         self._penalties.forget(row)
+        self._constrained.forget(row)
         self._bias.pop(row, None)
         self._banned.pop(row, None)
         self._temperature[row] = sampling.temperature
@@ -55,7 +62,10 @@ class Sampler:
         if sampling.logit_bias:
             values = torch.tensor(list(sampling.logit_bias.values()), dtype=torch.float32)
             self._bias[row] = torch.tensor(list(sampling.logit_bias)).to(self._device), values.to(self._device)
-        if sampling.banned_ids:
+        if binding.constraint is not None:
+            generated = binding.token_ids[binding.num_prompt :]
+            self._constrained.bind(row, binding.constraint, generated, sampling.min_tokens, sampling.banned_ids)
+        elif sampling.banned_ids:
             self._banned[row] = sampling.min_tokens, torch.tensor(sampling.banned_ids).to(self._device)
 
     def sample(
@@ -80,6 +90,7 @@ class Sampler:
         self._penalties.record(row_list, tokens)
         self._last[torch.from_numpy(rows).to(self._device)] = tokens
         token_ids = [token if ok else -1 for token, ok in zip(tokens.tolist(), finite, strict=True)]
+        self._constrained.record(row_list, token_ids)
         return token_ids, None if raw is None else self._logprobs(raw, asked, rows, token_ids)
 
     def last_tokens(self, rows: np.ndarray) -> Tensor:
@@ -94,6 +105,7 @@ class Sampler:
         for i, row in enumerate(rows) if self._banned else ():
             if row in self._banned and positions[i] < self._banned[row][0]:
                 logits[i, self._banned[row][1]] = -torch.inf
+        self._constrained.apply(logits, rows, positions)
 
     def _draw(
         self, logits: Tensor, tokens: Tensor, rows: np.ndarray, positions: np.ndarray, random: np.ndarray

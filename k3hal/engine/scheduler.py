@@ -283,7 +283,8 @@ class Scheduler:
             self.prompt_tokens += request.num_prompt
             self.cached_tokens += cached
         insort(self.running, request, key=_rank)
-        self._bindings.append(RowBinding(row, request.sampling, request.token_ids.copy(), request.num_prompt))
+        tokens = request.token_ids.copy()
+        self._bindings.append(RowBinding(row, request.sampling, tokens, request.num_prompt, request.constraint))
 
     def _release(self, request: Request, *, preempted: bool = False) -> None:
         trusted = request.finish_reason != "error" and not request.spoilt

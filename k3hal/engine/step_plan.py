@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from k3hal.engine.cache.interface import PageCopies
+from k3hal.engine.constraint import Constraint
 from k3hal.engine.interface import TokenLogprob
 from k3hal.engine.sampling import Sampling
 from k3hal.engine.tier.interface import TransferDone, Transfers
@@ -17,12 +19,16 @@ NOT_YET = -1
 
 @dataclass(frozen=True, slots=True)
 class RowBinding:
-    """A row's new sequence, before its first token is computed. `token_ids` int64: prompt, then what was generated."""
+    """A row's new sequence, before its first token is computed. `token_ids` int64: prompt, then what was generated.
+
+    A `constraint` has to be brought past what was generated.
+    """
 
     row: int
     sampling: Sampling
     token_ids: np.ndarray
     num_prompt: int
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +81,8 @@ class StepPlan:
 class StepResult:
     """What a step sampled, in the order of `StepPlan.sampled`: one token each, and one more for each accepted draft.
 
-    `token_ids` holds -1 where the model's logits were not finite. `logprobs` is None when no sequence asked for any.
+    `token_ids` holds -1 where no token could be sampled: `failures` says why for that row, or the model's logits were
+    not finite. `logprobs` is None when no sequence asked for any.
     `accepted` counts the drafts taken, one number for each of the sequences that verify, in the plan's order.
     `transferred` are the movements, of this step or earlier ones, that have ended.
     """
@@ -85,3 +92,4 @@ class StepResult:
     logprobs: list[TokenLogprob | None] | None = None
     accepted: list[int] = field(default_factory=list)
     transferred: tuple[TransferDone, ...] = ()
+    failures: Mapping[int, str] = field(default_factory=dict)

@@ -52,6 +52,7 @@ def create_app(state: ServerState, traces: TracerProvider | None = None) -> Fast
         finally:
             warmed.cancel()
             state.drain()
+            state.constraints.close()
             await asyncio.to_thread(state.engine.close)
 
     app = FastAPI(title="k3hal", version=__version__, lifespan=lifespan, openapi_url=None)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import NoReturn
+
 import orjson
 
 
@@ -60,8 +63,21 @@ class CallBuilder:
 
 
 def _is_json(text: str) -> bool:
+    """Whether the text is JSON, be its numbers beyond any float."""
     try:
         orjson.loads(text)
     except orjson.JSONDecodeError:
+        return _is_json_with_huge_numbers(text)
+    return True
+
+
+def _is_json_with_huge_numbers(text: str) -> bool:
+    try:
+        json.loads(text, parse_float=str, parse_int=str, parse_constant=_refuse)
+    except (ValueError, RecursionError):
         return False
     return True
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from k3hal.engine.interface import Engine, EngineRequest, PrefixContext
+from k3hal.engine.interface import Constraint, Engine, EngineRequest, PrefixContext
 from k3hal.errors import DrainingError
 from k3hal.sampling_params import SamplingParams
+from k3hal.serve.grammar.compiler import Constraints
 from k3hal.serve.http_errors import HttpError
 from k3hal.serve.keys import KeyRing, Limits
 from k3hal.serve.metrics import Metrics
@@ -71,6 +72,7 @@ class ServerState:
         self.config = config
         self.keys = KeyRing(config.api_keys, config.api_key_file, config.limits)
         self.router = Router(engine)
+        self.constraints = Constraints(tokenizer, engine.info.vocab_size)
         self.metrics = Metrics(engine, config.model_names[0], compat=config.metrics_compat)
         self.responses = ResponseStore(config.max_stored_responses, config.max_stored_bytes)
         self.created = int(time.time())
@@ -126,16 +128,22 @@ class ServerState:
         params: SamplingParams,
         priority: int | None,
         cache_salt: str | None = None,
+        constraint: Constraint | None = None,
     ) -> Generation:
         """Queue `params.n` sequences per prompt, numbered prompt by prompt.
 
-        Only requests of the same `cache_salt` share cached prefixes.
+        Only requests of the same `cache_salt` share cached prefixes. A `constraint` holds for every sequence.
         """
         if self.draining:
             raise DrainingError("the server is shutting down")
         requests = [
             EngineRequest(
-                f"{name}-{p * params.n + i}", prompt, params.continuation(i), priority=priority or 0, context=context
+                f"{name}-{p * params.n + i}",
+                prompt,
+                params.continuation(i),
+                priority=priority or 0,
+                context=context,
+                constraint=constraint,
             )
             for p, prompt in enumerate(prompts)
             for context in [self._context(prompt, cache_salt)]

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from k3hal.errors import RequestError
 from k3hal.sampling_params import SamplingParams
 from k3hal.serve.chat_choice import ChatChoice, Delta
 from k3hal.serve.chat_prompt import ChatPrompt, render_chat
@@ -40,14 +39,14 @@ async def begin_turn(
     model = state.model_name(asked.model)
     params = _params(state, asked, body)
     prompt, ids = await render_ids(state, body, info)
-    _check_enforceable(prompt)
     engine = state.engine.info
     check_prompt(ids, engine.vocab_size, engine.max_model_len)
     info.facts["model"] = model
     if state.config.log_prompts:
         info.prompt = prompt.text()
+    constraint = await state.constraints.of(prompt)
     answer_id = new_id(kind, asked.request_id)
-    generation = state.submit(answer_id, [ids], params, asked.priority, asked.cache_salt)
+    generation = state.submit(answer_id, [ids], params, asked.priority, asked.cache_salt, constraint)
     reasoning = asked.include_reasoning is not False
     choices = [ChatChoice(state.tokenizer, prompt, params, reasoning=reasoning) for _ in range(params.n)]
     run = Run(generation, choices, [ids], params, state.metrics, info, state.config.request_timeout)
@@ -69,12 +68,3 @@ def _params(state: ServerState, asked: ChatRequest, body: Mapping[str, Any]) -> 
     if state.config.kimi_strict_params:
         defaults = {**defaults, **fixed_sampling(asked, thinking=read_thinking(body, state.config.thinking).enabled)}
     return asked.params(defaults, state.engine.info.vocab_size)
-
-
-def _check_enforceable(prompt: ChatPrompt) -> None:
-    if prompt.tools.choice == "named":
-        raise RequestError(
-            f"tool_choice cannot force the call of {prompt.tools.allowed[0]!r}: constrained output is not available",
-            hint="use auto, required or none",
-            param="tool_choice",
-        )

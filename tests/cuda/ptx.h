@@ -272,7 +272,9 @@ inline void late(uint32_t&) {}
 inline void launch_next() {}
 inline void wait_for_launch() {}
 
-template <auto KERNEL, typename... A> int launch(int grid, int threads, int bytes, bool, void*, A... args) {
+constexpr int cudaSharedmemCarveoutDefault = -1;
+template <auto KERNEL, int SHARE = cudaSharedmemCarveoutDefault, typename... A>
+int launch(int grid, int threads, int bytes, bool, void*, A... args) {
   if (bytes > (int)sizeof emulated::memory) emulated::fail("too much shared memory");
   gridDim = {grid}, blockDim = {threads};
   emulated::body = [=] { KERNEL(args...); };

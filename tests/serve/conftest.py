@@ -68,7 +68,7 @@ def _running(lines: Sequence[ReplayLine], engine_limits: dict[str, int] | None =
 
 
 @pytest.fixture(scope="session")
-def running() -> Callable[..., contextlib.AbstractContextManager[RunningServer]]:
+def running(grammars: None) -> Callable[..., contextlib.AbstractContextManager[RunningServer]]:
     """`with running(lines, engine_limits, **config) as server`: a replay."""
     return _running
 
@@ -157,7 +157,13 @@ class Scripted:
 
 
 @pytest.fixture(scope="session")
-def api() -> Iterator[Scripted]:
+def grammars() -> None:
+    """Loads the grammar compiler, which on a busy machine takes longer than a client of these tests waits."""
+    import xgrammar  # noqa: F401
+
+
+@pytest.fixture(scope="session")
+def api(grammars: None) -> Iterator[Scripted]:
     """A server with a context of 2000 tokens that answers to `k3` and `alias`."""
     script = Script()
     with _running(script, {"max_model_len": 2000}) as server:

@@ -31,6 +31,10 @@ PLAN = {
 }
 
 
+IDLE = "fetch('page/live').then((answer) => answer.json()).then((live) => live.running === 0)"
+"""For `until`: nothing runs in the engine."""
+
+
 def ask(page: Any, text: str) -> None:
     page.get_by_label("Message", exact=True).fill(text)
     page.keyboard.press("Enter")

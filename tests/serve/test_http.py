@@ -129,7 +129,7 @@ IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url":
         ("chat/completions", {"stop_token_ids": [625]}, 400, "stop_token_ids"),
         ("chat/completions", {"seed": "x"}, 400, "seed"),
         ("chat/completions", {"continue_final_message": True}, 400, "continue_final_message"),
-        ("chat/completions", {"tools": [TOOL], "tool_choice": TOOL}, 400, "tool_choice"),
+        ("chat/completions", {"tools": [TOOL], "tool_choice": {"type": "function"}}, 400, "tool_choice"),
         ("chat/completions", {"messages": IMAGE}, 400, "messages[0].content[0]"),
         ("chat/completions", {"messages": [{"role": "user", "content": LONG}]}, 400, "prompt"),
         ("completions", {}, 400, "prompt"),

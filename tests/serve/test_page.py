@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from dataclasses import replace
 from importlib.resources import files
 
 import pytest
@@ -160,6 +161,13 @@ def test_live_sees_refusals_and_draining(running, plain):
 def test_a_server_that_is_not_warm_yet_says_so(turn):
     state = ServerState(ReplayEngine([turn("", "")], TOKENIZER), TOKENIZER, ServerConfig(("k3",)))
     assert live(state)["status"] == "starting"
+
+
+def test_an_engine_that_died_is_told(running, plain, monkeypatch):
+    with running([plain("a")]) as server, server.client() as http:
+        stats = server.engine.stats()
+        monkeypatch.setattr(server.engine, "stats", lambda: replace(stats, dead="out of memory"))
+        assert http.get("/page/live").json()["status"] == http.get("/ready").json()["status"] == "dead"
 
 
 def test_keys_do_not_guard_the_page_but_it_is_told_of_them(running, plain):

@@ -13,7 +13,7 @@ import pytest
 from k3hal.engine.replay_file import ReplayLine
 
 from .conftest import TOKENIZER, Scripted
-from .page_driver import HOSTILE, PLAN, Show, answer_once, ask, bodies, set_tools, settled, until
+from .page_driver import HOSTILE, IDLE, PLAN, Show, answer_once, ask, bodies, set_tools, settled, until
 
 
 def test_an_answer_is_streamed_with_its_thinking_folded(api: Scripted, turn: Any, show: Show) -> None:
@@ -78,6 +78,23 @@ def test_the_conversation_is_sent_back_unchanged(api: Scripted, turn: Any, calli
         {"role": "tool", "tool_call_id": ids[1], "content": ""},
     ]
     assert third[len(second) :] == [{"role": "assistant", "content": "Done."}, {"role": "user", "content": "Thanks"}]
+
+
+def test_a_long_answer_is_whole_on_the_page_and_in_the_history(running: Any, turn: Any, show: Show) -> None:
+    text = (
+        "\n" + "".join(f"{'  ' * (n % 3)}line {n} <i>\n{chr(10) * (n % 2)}" for n in range(700)) + "x" * 9000 + "\nend"
+    )
+    with running([turn(text, text, per_step=50), turn("", "Yes.")]) as server:
+        page = show(server.url)
+        ask(page, "Hi")
+        settled(page)
+        page.locator(".thinking summary").click()
+        assert page.locator(".thinking .text").inner_text() == page.locator(".turn.answer > .text").inner_text() == text
+        assert page.locator(".turn.answer > .text > div").count() > 2
+        sent = bodies(page)
+        ask(page, "Go on")
+        page.wait_for_selector("text=Yes.")
+        assert sent[0]["messages"][1] == {"role": "assistant", "content": text, "reasoning_content": text}
 
 
 def test_settings_are_what_is_sent(api: Scripted, turn: Any, show: Show) -> None:
@@ -203,12 +220,29 @@ def test_stop_keeps_what_was_said_and_ends_the_request(running: Any, turn: Any, 
             page.keyboard.press("Escape")
         settled(page)
         said = page.locator(".turn.answer > .text").text_content()
-        assert 20 < len(said) < 1000 and page.locator(".foot .end").inner_text() == "stopped"
-        until(page, "fetch('page/live').then((answer) => answer.json()).then((live) => live.running === 0)")
+        assert 20 < len(said) < len("word " * 400) and page.locator(".foot .end").inner_text() == "stopped"
+        until(page, IDLE)
         sent = bodies(page)
         ask(page, "Go on")
         page.wait_for_selector("text=Yes.")
         assert sent[0]["messages"][1] == {"role": "assistant", "content": said}
+
+
+def test_an_answer_cut_off_while_thinking_is_kept_as_far_as_it_came(api: Scripted, turn: Any, show: Show) -> None:
+    page = show(api.server.url)
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Max tokens").fill("5")
+    api.script(turn("A long thought.", "No."), turn("", "Yes."))
+    ask(page, "Hi")
+    settled(page)
+    assert page.locator(".end").inner_text() == "cut off at the limit of tokens"
+    thought = page.locator(".thinking .text").text_content()
+    assert thought and "A long thought.".startswith(thought)
+    page.get_by_label("Max tokens").fill("")
+    sent = bodies(page)
+    ask(page, "Go on")
+    page.wait_for_selector("text=Yes.")
+    assert sent[0]["messages"][1] == {"role": "assistant", "content": "", "reasoning_content": thought}
 
 
 def test_a_new_chat_stops_the_old_one(running: Any, turn: Any, show: Show) -> None:
@@ -271,6 +305,7 @@ def test_a_full_queue_says_when_to_try_again(running: Any, turn: Any, show: Show
         assert two.locator(".error .kind").inner_text().startswith("429 · ")
         one.get_by_role("button", name="Stop").click()
         settled(one)
+        until(one, IDLE)
         two.get_by_role("button", name="Try again in 1 s").click()
         two.wait_for_selector(".turn.answer > .text:visible")
 
@@ -279,8 +314,13 @@ def test_a_stream_that_breaks_off_is_no_answer(api: Scripted, turn: Any, show: S
     page = show(api.server.url)
     chunk = {"choices": [{"index": 0, "delta": {"content": "Half"}, "finish_reason": None}]}
     failure = {"error": {"message": "the engine failed", "type": "server_error", "param": None, "code": None}}
-    for events, problem in [([chunk], "ended before"), ([chunk, failure], "the engine failed")]:
-        answer_once(page, body="".join(f"data: {json.dumps(one)}\n\n" for one in events))
+    first, last = f"data: {json.dumps(chunk)}\n\n", f"data: {json.dumps(failure)}\n\n"
+    for body, problem in [
+        (first, "ended before"),
+        (first + last, "the engine failed"),
+        (first + "data: <html>\n\n", "not JSON"),
+    ]:
+        answer_once(page, body=body)
         ask(page, "Hi")
         page.wait_for_selector(f".error >> text={problem}")
         assert page.locator(".turn.answer").last.inner_text().startswith("Half\nbroken off")
@@ -288,7 +328,7 @@ def test_a_stream_that_breaks_off_is_no_answer(api: Scripted, turn: Any, show: S
     api.script(turn("", "Whole."))
     page.get_by_role("button", name="Try again").click()
     page.wait_for_selector("text=Whole.")
-    assert [message["role"] for message in sent[0]["messages"]] == ["user", "user"]
+    assert [message["role"] for message in sent[0]["messages"]] == ["user"] * 3
 
 
 def test_the_newest_text_stays_in_sight_until_the_reader_scrolls(running: Any, turn: Any, show: Show) -> None:

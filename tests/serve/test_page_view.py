@@ -26,7 +26,11 @@ def test_a_server_that_starts_drains_goes_and_comes_back(running: Any, turn: Any
         page.wait_for_selector("text=Warming up")
         assert "warming up" in trouble.inner_text()
         page.unroute("**/page/live")
-        server.state.draining = True
+        page.route("**/page/live", lambda route: route.fulfill(json=live | {"status": "dead"}))
+        page.wait_for_selector("text=Engine failed")
+        assert "The engine has failed" in trouble.inner_text()
+        page.unroute("**/page/live")
+        server.state.drain()
         page.wait_for_selector("text=Shutting down")
         ask(page, "Hi")
         page.wait_for_selector(".error")
@@ -34,7 +38,7 @@ def test_a_server_that_starts_drains_goes_and_comes_back(running: Any, turn: Any
         page.route("**/page/live", lambda route: route.abort())
         page.wait_for_selector("#status.bad")
         assert status.inner_text() == "No answer" and "keeps asking" in trouble.inner_text()
-        server.state.draining = False
+        server.state.leaving = server.state.draining = False
         page.unroute("**/page/live")
         page.wait_for_selector("#status.good")
         assert trouble.is_hidden()
@@ -43,17 +47,55 @@ def test_a_server_that_starts_drains_goes_and_comes_back(running: Any, turn: Any
         assert page.locator(".turn.answer > .text").inner_text() == "a"
 
 
+def _asked(page: Any, path: str) -> list[str]:
+    """The requests for `path` from now on."""
+    seen: list[str] = []
+    page.on("request", lambda request: seen.append(request.url) if request.url.endswith(path) else None)
+    return seen
+
+
+def test_nothing_is_asked_while_nobody_looks(api: Scripted, show: Show) -> None:
+    page = show(api.server.url)
+    hide = "(hidden) => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });"
+    hide += " document.dispatchEvent(new Event('visibilitychange')); }"
+    page.evaluate(hide, True)
+    page.wait_for_timeout(300)  # one that was under way
+    asked = _asked(page, "/page/live")
+    page.wait_for_timeout(2500)
+    assert asked == []
+    page.evaluate(hide, False)
+    for _ in range(2):
+        with page.expect_request("**/page/live"):
+            pass
+
+
+def test_another_server_at_the_same_place_is_read_anew(api: Scripted, show: Show) -> None:
+    page = show(api.server.url)
+    live, about = (httpx.get(f"{api.server.url}/page/{name}").json() for name in ("live", "about"))
+    asked = _asked(page, "/page/about")
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("System prompt").fill("Kept.")
+    page.route("**/page/about", lambda route: route.fulfill(json=about | {"models": ["new"], "started": 7}))
+    page.route("**/page/live", lambda route: route.fulfill(json=live | {"started": 7}))
+    page.wait_for_selector("text=serves new")
+    page.wait_for_timeout(1500)
+    assert len(asked) == 1
+    assert page.get_by_label("System prompt").input_value() == "Kept."
+    assert page.locator("#settings select").count() == 1
+
+
 def test_charts_follow_the_server(api: Scripted, turn: Any, show: Show) -> None:
     page = show(api.server.url)
     chart = page.locator(".plot").nth(2)
     before = api.server.state.engine.stats().generation_tokens
-    api.script(turn("", "word " * 60, step_s=0.02))
+    api.script(turn("", "word " * 400, step_s=0.02))
     ask(page, "Hi")
     until(page, "/tokens [1-9]/.test(document.querySelectorAll('.plot')[2].getAttribute('aria-label'))")
     assert page.get_by_role("img", name="Requests").get_attribute("aria-label") == "Requests, now: running 1, waiting 0"
+    page.keyboard.press("Escape")
     settled(page)
     until(page, "/: mean \\d/.test(document.querySelectorAll('.plot')[6].getAttribute('aria-label'))")
-    assert page.locator("#charts path.line[d*=L]").count() >= 5
+    assert page.locator("#charts path.line[d*=L]").count() >= 4
     assert chart.get_attribute("aria-label").startswith("Generated, now: tokens ")
     chart.focus()
     page.keyboard.press("ArrowLeft")
@@ -68,9 +110,9 @@ def test_the_plan_shows_each_operator_s_provider_and_evidence(running: Any, turn
     with running([turn("", "a")], plan=PLAN) as server:
         page = show(server.url)
         rows = [row.locator("th, td").all_inner_texts() for row in page.locator("#plan tbody tr").all()]
-        assert rows[0] == ["kda_decodedecode", "cpu.native", "E5", "0–2, 4, 6"]
-        assert rows[1] == ["sample", "referencereference", "E3", "–"]
-        assert len(rows) == 3 and rows[2][2] == "E9"
+        assert rows[0] == ["kda_decodedecode", "E5", "cpu.native", "0–2, 4, 6"]
+        assert rows[1] == ["sample", "E3", "referencereference", "–"]
+        assert len(rows) == 3 and rows[2][1] == "E9"
         assert page.locator(".levels dd").all_inner_texts() == [
             "1 × performance measured on the device",
             "1 × operator conformance on the device",

@@ -6,26 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from k3hal.model.synthetic_vocab import synthetic_ranks
 from k3hal.serve.chat_prompt import Channel
 from k3hal.serve.parser import CallArguments, CallEnd, CallStart, Content, OutputParser, Reasoning
 from k3hal.serve.xtml import Segment, close_tag, element, encode, open_tag
-from k3hal.tokenizer import CLOSE, END_OF_MSG, EOS, OPEN, SEP, Tokenizer
+from k3hal.tokenizer import END_OF_MSG
 
-TOKENIZER = Tokenizer(synthetic_ranks())
-MARKERS = {"⟦": OPEN, "⟧": CLOSE, "¦": SEP, "∎": END_OF_MSG, "■": EOS}
-
-
-def ids_of(text):
-    """Token ids of text in which ⟦ ⟧ ¦ ∎ ■ stand for the open, close, sep, end-of-message and [EOS] tokens."""
-    ids, plain = [], ""
-    for char in text:
-        if char not in MARKERS:
-            plain += char
-            continue
-        ids += [*TOKENIZER.encode_ordinary(plain), TOKENIZER.special(MARKERS[char])]
-        plain = ""
-    return ids + TOKENIZER.encode_ordinary(plain)
+from .markup import TOKENIZER, ids_of
 
 
 def summary(events):

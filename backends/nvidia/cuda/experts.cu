@@ -8,11 +8,15 @@
 
 namespace {
 
+// Of the kernels for few tokens: 100 of 228 KB, which hold two blocks of the first GEMM and one of the second.
+constexpr int FEW_SHARE = 44;
+
 template <bool GATE, int NT, int P, int KW, int RW, int D, int WARPS>
 int stream_launch(const Gemm& a, int tiles, void* stream) {
   constexpr int bytes = SPACE<NT, 2 * P, KW, RW>, rows = 16 * RW * P * (GATE ? 1 : 2);
   int parts = (a.n + rows - 1) / rows;
-  return launch<stream_kernel<GATE, NT, P, KW, RW, D, WARPS>>(
+  constexpr int share = NT ? cudaSharedmemCarveoutDefault : FEW_SHARE;
+  return launch<stream_kernel<GATE, NT, P, KW, RW, D, WARPS>, share>(
       tiles * parts, KW * RW * 32, bytes, true, stream, a, parts);
 }
 template <int NT, int W, int D> int flat_launch(const Gemm& a, int tiles, int half, int parts, void* stream) {
@@ -25,7 +29,7 @@ template <int NT, int W, int D> int flat_launch(const Gemm& a, int tiles, int ha
 }
 template <int W, int D> int sum_launch(const Gemm& a, int tokens, int each, void* stream) {
   int bytes = W * D * UNIT + 16 + a.top_k * ((a.k + 127) / 128 * 256 + 128);
-  return launch<sum_kernel<W, D>>(tokens * ((a.n / 16 + each - 1) / each), W * 32, bytes, true, stream, a, each);
+  return launch<sum_kernel<W, D>, FEW_SHARE>(tokens * ((a.n / 16 + each - 1) / each), W * 32, bytes, true, stream, a, each);
 }
 template <bool GATE> int tall_launch(const Gemm& a, int wide, int repeat, int blocks, void* stream) {
   if (wide) return launch<tall_kernel<GATE, true>>(blocks, 384, TALL_BYTES<GATE, true>, true, stream, a, repeat);

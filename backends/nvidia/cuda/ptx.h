@@ -153,18 +153,17 @@ __device__ __forceinline__ void late(uint32_t& v) { asm volatile("" : "+r"(v)); 
 __device__ __forceinline__ void launch_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 __device__ __forceinline__ void wait_for_launch() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// Launches KERNEL; an `overlapped` one may begin while the launch in front of it ends, up to its `wait_for_launch`.
-// Returns CUDA's error code.
-template <auto KERNEL, typename... A>
+// Launches KERNEL; an `overlapped` one may begin while the launch in front of it ends, up to its `wait_for_launch`. SHARE is
+// what of a multiprocessor's memory is to be shared memory, in percent: it is divided anew only when a multiprocessor is
+// empty, so that blocks of two launches run beside each other where they agree. Returns CUDA's error code.
+template <auto KERNEL, int SHARE = cudaSharedmemCarveoutDefault, typename... A>
 int launch(int grid, int threads, int bytes, bool overlapped, void* stream, A... args) {
   static int most[64] = {};
   int device;
   if (int code = cudaGetDevice(&device)) return code;
   if (bytes > most[device & 63]) {
     if (int code = cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return code;
-    // A multiprocessor divides its memory anew only when it is empty: blocks of launches that overlap must agree.
-    if (int code = cudaFuncSetAttribute(KERNEL, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared))
-      return code;
+    if (int code = cudaFuncSetAttribute(KERNEL, cudaFuncAttributePreferredSharedMemoryCarveout, SHARE)) return code;
     most[device & 63] = bytes;
   }
   cudaLaunchAttribute attribute;

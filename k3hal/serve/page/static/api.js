@@ -59,6 +59,7 @@ export async function* chat(body, key, signal) {
     }
   } catch (error) {
     if (error instanceof ApiError || error.name === "AbortError") throw error;
+    if (error instanceof SyntaxError) throw new ApiError("A part of the answer is not JSON.");
     throw new ApiError("The connection broke before the answer was complete.");
   } finally {
     reader.cancel().catch(() => {}); // its stream may have failed already, which was reported above

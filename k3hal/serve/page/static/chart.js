@@ -77,7 +77,7 @@ export class Chart {
     this.highest.textContent = this.format(this.scale);
     this.series.forEach((_, i) => {
       const runs = this.#runs(i);
-      const path = (run) => run.map(([x, y], n) => `${n ? "L" : "M"}${x} ${y}`).join("");
+      const path = (run) => `${run.map(([x, y], n) => `${n ? "L" : "M"}${x} ${y}`).join("")}${run.length > 1 ? "" : "h0"}`;
       const down = (run) => `${path(run)}L${run.at(-1)[0]} ${HEIGHT}L${run[0][0]} ${HEIGHT}Z`;
       this.lines[i].setAttribute("d", runs.map(path).join(""));
       if (this.series.length === 1) this.area.setAttribute("d", runs.map(down).join(""));

@@ -10,6 +10,7 @@ let pending = []; // calls that wait for their results
 let running = null; // the AbortController of the answer that comes
 let follow = true; // whether the newest text is kept in sight
 let placed = 0; // where the log was scrolled to for that
+let soon = 0; // the frame that is to scroll it
 
 const log = byId("log");
 const box = byId("message");
@@ -34,6 +35,15 @@ function scroll() {
     placed = log.scrollTop;
   }
   byId("newest").hidden = follow;
+}
+
+/** Once a frame is enough: asking where the end is lays the page out. */
+function scrollSoon() {
+  if (!soon)
+    soon = requestAnimationFrame(() => {
+      soon = 0;
+      scroll();
+    });
 }
 
 function scrolled() {
@@ -79,7 +89,7 @@ async function ask() {
   try {
     for await (const chunk of chat(requestBody(messages), apiKey(), controller.signal)) {
       turn.add(chunk);
-      scroll();
+      scrollSoon();
     }
     end(turn);
   } catch (error) {

@@ -49,7 +49,7 @@ export function values(samples) {
   const now = samples.at(-1);
   const previous = samples.at(-2) ?? now;
   const old = samples.find((one) => one.time >= now.time - WINDOW);
-  const rate = (name) => (now === previous ? null : (now[name] - previous[name]) / (now.time - previous.time));
+  const rate = (name) => (now.time === previous.time ? null : (now[name] - previous[name]) / (now.time - previous.time));
   const steps = now.steps - previous.steps;
   const asked = now.prefix_queries - old.prefix_queries;
   return {

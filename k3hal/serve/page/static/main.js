@@ -11,11 +11,13 @@ const STATUS = {
   ready: ["good", "Ready"],
   starting: ["busy", "Warming up"],
   draining: ["busy", "Shutting down"],
+  dead: ["bad", "Engine failed"],
   away: ["bad", "No answer"],
 };
 const TROUBLE = {
   starting: "The server is warming up: the first answer may take a while.",
-  draining: "The server is shutting down: it finishes what runs and refuses what is new.",
+  draining: "The server is shutting down: it finishes what runs and takes nothing new.",
+  dead: "The engine has failed. The server's log says why; it has to be started again.",
   away: "The server does not answer. This page keeps asking and goes on when it is back.",
 };
 

@@ -64,8 +64,8 @@ const row = (entry) =>
     "tr",
     {},
     h("th", { scope: "row" }, h("code", {}, entry.op), entry.phase === "any" ? null : h("span", { class: "phase" }, entry.phase)),
-    h("td", {}, provider(entry)),
     h("td", {}, levelBadge(entry.level)),
+    h("td", {}, provider(entry)),
     h("td", { class: "layers" }, layersCell(entry)),
   );
 
@@ -97,7 +97,7 @@ export function drawPlan(about) {
       h(
         "table",
         {},
-        h("thead", {}, h("tr", {}, ["Operator", "Provider", "Evidence", "Layers"].map((name) => h("th", { scope: "col" }, name)))),
+        h("thead", {}, h("tr", {}, ["Operator", "Evidence", "Provider", "Layers"].map((name) => h("th", { scope: "col" }, name)))),
         h("tbody", {}, rows.map(row)),
       ),
     ),

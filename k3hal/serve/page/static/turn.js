@@ -4,7 +4,7 @@ import { copyButton, count, h, number, seconds } from "./dom.js";
 import { indented, isJson } from "./json.js";
 
 const ENDS = {
-  length: "cut off: no tokens were left",
+  length: "cut off at the limit of tokens",
   content_filter: "cut off by a filter",
 };
 
@@ -21,20 +21,32 @@ export function resultTurn(name, text) {
   );
 }
 
-/** A text that grows; its element shows up with the first piece. */
+const BLOCK = 4000;
+
+/** A text that grows; `shown` appears with its first piece. It stands in blocks of lines, so that a piece more of a long
+ * text is laid out without the rest; where two blocks meet there is a line break that no block holds. */
 class Growing {
-  #node = document.createTextNode("");
+  #node = null;
   constructor(host, shown = host) {
-    host.append(this.#node);
+    this.host = host;
     this.shown = shown;
+    this.text = "";
+    this.#begin();
     shown.hidden = true;
   }
-  get text() {
-    return this.#node.data;
-  }
   add(piece) {
-    this.#node.appendData(piece);
+    this.text += piece;
     this.shown.hidden = false;
+    const end = this.#node.length < BLOCK ? -1 : piece.indexOf("\n");
+    if (end >= 0) {
+      this.#node.appendData(piece.slice(0, end));
+      this.#begin();
+    }
+    this.#node.appendData(piece.slice(end + 1));
+  }
+  #begin() {
+    this.#node = document.createTextNode("");
+    this.host.append(h("div", {}, this.#node));
   }
 }
 
@@ -178,9 +190,9 @@ export class AnswerTurn {
     ].map((text) => h("span", {}, text));
   }
 
-  /** Whether anything was said that belongs to the conversation. */
+  /** Whether anything was thought or said, and so belongs to the conversation. */
   get said() {
-    return Boolean(this.content.text) || this.whole.length > 0;
+    return Boolean(this.reasoning.text || this.content.text) || this.whole.length > 0;
   }
 
   get whole() {

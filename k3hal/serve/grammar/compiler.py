@@ -1,0 +1,176 @@
+"""Grammars compiled for a vocabulary by xgrammar, in threads of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import re
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from k3hal.engine.interface import Constraint, ConstraintError, Matcher
+from k3hal.errors import RequestError, UnsupportedError
+from k3hal.serve.chat_prompt import ChatPrompt
+from k3hal.serve.grammar.answers import Grammar, answer_grammar, is_constrained
+from k3hal.tokenizer import Tokenizer
+
+CACHED = 256
+"""Compiled grammars that are kept; one takes from tens of kilobytes to some megabytes."""
+_THREADS = 2
+_MOST_SPACE = 16
+"""White space in a row within JSON that is not compact."""
+# A character of a JSON string where its length is bounded, as xgrammar writes it, and as it has to be: no control
+# characters, and no halves of surrogate pairs, which are no characters in UTF-8.
+_BOUNDED_CHARACTER = r"""[^\"\\\r\n]"""
+_JSON_CHARACTER = r"""[\x20-\x21\x23-\x5b\x5d-\ud7ff\ue000-\U0010ffff]"""
+
+
+class Constraints:
+    """Constraints for the prompts of one model. `vocab_size` is the model's, which may exceed the tokenizer's."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
+        self._lock = threading.Lock()
+        self._compiled: OrderedDict[str, Future[Any]] = OrderedDict()
+
+    async def of(self, prompt: ChatPrompt) -> Constraint | None:
+        """What `prompt` may be answered; None if that is anything. The event loop goes on meanwhile.
+
+        Raises `RequestError` for output that cannot be enforced.
+        """
+        return await asyncio.to_thread(self.constraint, prompt) if is_constrained(prompt) else None
+
+    def constraint(self, prompt: ChatPrompt) -> Constraint | None:
+        """As `of`, for callers that wait."""
+        grammar = answer_grammar(prompt, self._tokenizer)
+        if grammar is None:
+            return None
+        constraint = _Compiled(self._cached(grammar).result(), prompt.prefill)
+        constraint.check()
+        return constraint
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _cached(self, grammar: Grammar) -> Future[Any]:
+        """The compilation of a grammar, begun once however many ask for it at a time; a failed one is forgotten."""
+        key = json.dumps([grammar.source, grammar.values])
+
+        def forget(done: Future[Any]) -> None:
+            if done.cancelled() or done.exception() is not None:
+                with self._lock:
+                    self._compiled.pop(key, None)
+
+        with self._lock:
+            future = self._compiled.get(key)
+            if future is not None:
+                self._compiled.move_to_end(key)
+                return future
+            future = self._compiled[key] = self._pool.submit(self._compile, grammar)
+            if len(self._compiled) > CACHED:
+                self._compiled.popitem(last=False)
+        future.add_done_callback(forget)
+        return future
+
+    def _compile(self, grammar: Grammar) -> Any:
+        xgrammar, info, compiler = self._compiler
+        named: dict[str, Any] = {}
+        try:
+            for name, (kind, of) in grammar.values.items():
+                named[name] = xgrammar.Grammar.from_regex(of) if kind == "regex" else _json(xgrammar, *of)
+            source = xgrammar.Grammar.from_lark(grammar.source, tokenizer_info=info, named_grammars=named)
+            return compiler.compile_grammar(source)
+        except (RuntimeError, ValueError) as error:
+            raise RequestError(f"the requested output cannot be enforced: {_reason(error):.300}") from None
+
+    @functools.cached_property
+    def _compiler(self) -> tuple[Any, Any, Any]:
+        """The module, the vocabulary as it knows it, and the compiler over that.
+
+        Control tokens get bytes that no text holds, so that a grammar takes them only where it names their ids.
+        """
+        try:
+            import xgrammar
+        except ImportError as error:
+            raise UnsupportedError(
+                f"constrained output needs the package xgrammar, which cannot be imported: {error}",
+                hint="install it: pip install xgrammar",
+            ) from None
+        tokenizer = self._tokenizer
+        ordinary = tokenizer.special_base
+        names = (b"\xff" + tokenizer.token_bytes(i) for i in range(ordinary, tokenizer.vocab_size))
+        vocabulary = [*(tokenizer.token_bytes(i) for i in range(ordinary)), *names]
+        info = xgrammar.TokenizerInfo(
+            vocabulary,
+            xgrammar.VocabType.RAW,
+            vocab_size=self._vocab_size,
+            stop_token_ids=sorted(tokenizer.eos_ids),
+        )
+        return xgrammar, info, xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+
+
+def _json(xgrammar: Any, schema: str, separators: tuple[str, str] | None) -> Any:
+    """The grammar of a schema's values."""
+    if separators is None:
+        grammar = xgrammar.Grammar.from_json_schema(schema, max_whitespace_cnt=_MOST_SPACE)
+    else:
+        grammar = xgrammar.Grammar.from_json_schema(schema, any_whitespace=False, separators=tuple(separators))
+    text = str(grammar)
+    if _BOUNDED_CHARACTER not in text:
+        return grammar
+    return xgrammar.Grammar.from_ebnf(text.replace(_BOUNDED_CHARACTER, _JSON_CHARACTER))
+
+
+def _reason(error: Exception) -> str:
+    """What an error says, without the place in the compiler's own source that its message begins with."""
+    return re.sub(r"^\[[\d:]+\] \S+: ", "", str(error).strip()).partition("\n")[0] or repr(error)
+
+
+class _Compiled:
+    """A compiled grammar, entered as far as the answer has already been given."""
+
+    def __init__(self, compiled: Any, prefill: str) -> None:
+        self._compiled = compiled
+        self._prefill = prefill
+
+    def check(self) -> None:
+        """Raises `RequestError` if the answer given does not begin one that is allowed."""
+        try:
+            self.matcher()
+        except ConstraintError:
+            raise RequestError(
+                "the message to be continued does not begin an answer in the requested format", param="messages"
+            ) from None
+
+    def matcher(self) -> Matcher:
+        import xgrammar
+
+        matcher = xgrammar.GrammarMatcher(self._compiled)
+        if self._prefill and not matcher.accept_string(self._prefill):
+            raise ConstraintError("the answer begins with what is not allowed")
+        return _Matcher(matcher)
+
+
+class _Matcher:
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+
+    def fill(self, mask: np.ndarray) -> bool:
+        """After the end of the answer anything may come: only who ignores the end token reads on."""
+        if self._matcher.is_terminated():
+            return False
+        try:
+            return self._matcher.fill_next_token_bitmask(mask.reshape(1, -1))
+        except RuntimeError as error:
+            raise ConstraintError(str(error).strip()) from None
+
+    def accept(self, token_id: int) -> None:
+        if not self._matcher.is_terminated() and not self._matcher.accept_token(token_id):
+            raise ConstraintError(f"token {token_id} is not allowed here")
