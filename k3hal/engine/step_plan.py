@@ -91,5 +91,5 @@ class StepResult:
     token_ids: list[int]
     logprobs: list[TokenLogprob | None] | None = None
     accepted: list[int] = field(default_factory=list)
-    transferred: tuple[TransferDone, ...] = ()
     failures: Mapping[int, str] = field(default_factory=dict)
+    transferred: tuple[TransferDone, ...] = ()

@@ -10,16 +10,17 @@ from k3hal.errors import RequestError
 from k3hal.serve import notes
 from k3hal.serve.history import Message, prefill_text, read_messages, render_messages, render_prefill
 from k3hal.serve.images import Image, Images, Media, NoMedia
+from k3hal.serve.response_format import ResponseFormat, read_format
 from k3hal.serve.thinking import Thinking, ThinkingDefaults, read_thinking
-from k3hal.serve.tool_checks import ResponseFormat, ToolSetup, read_response_format, read_tools
+from k3hal.serve.tool_checks import ToolSetup, read_tools
 from k3hal.serve.xtml import Segment, encode, open_tag, to_text
 from k3hal.tokenizer import Tokenizer
 
 Channel = Literal["reasoning", "content"]
 
 RENDER_FIELDS = (
-    "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "thinking", "thinking_effort",
-    "reasoning_effort", "enable_thinking", "chat_template_kwargs",
+    "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "structured_outputs", "thinking",
+    "thinking_effort", "reasoning_effort", "enable_thinking", "chat_template_kwargs",
 )  # fmt: skip
 """The fields of a request that shape its prompt, or what may be answered to it."""
 
@@ -62,7 +63,7 @@ def _render(body: Mapping[str, Any], defaults: ThinkingDefaults, media: Images |
     messages = read_messages(body.get("messages"))
     thinking = read_thinking(body, defaults)
     tools = read_tools(body, messages)
-    answer = read_response_format(body.get("response_format"))
+    answer = read_format(body)
     prefill = _prefill(messages)
     segments = tuple(_segments(messages, prefill, thinking, tools, answer, media))
     in_response = prefill is not None or not thinking.enabled
@@ -90,7 +91,7 @@ def _segments(
         yield from notes.thinking_effort(thinking.effort)
     yield from render_messages(messages if prefill is None else messages[:-1], thinking.enabled, media)
     yield from notes.tool_choice(tools.choice)
-    yield from notes.response_format(answer.kind, answer.schema)
+    yield from notes.response_format(answer.kind, answer.noted_schema)
     if prefill is not None:
         yield from render_prefill(prefill, thinking.enabled, f"messages[{len(messages) - 1}]")
     else:

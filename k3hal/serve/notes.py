@@ -51,8 +51,8 @@ def tool_choice(choice: str) -> Iterator[Segment]:
 
 
 def response_format(kind: str, schema: Mapping[str, Any] | None) -> Iterator[Segment]:
-    """The note of `json_object`, or of `json_schema` with its schema; `text` has none."""
-    if kind == "text":
+    """The note of `json_object`, or of `json_schema` with its schema; other kinds have none."""
+    if kind not in ("json_object", "json_schema"):
         return
     text = _FORMAT.format(kind)
     if schema is not None:

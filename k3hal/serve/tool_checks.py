@@ -1,4 +1,4 @@
-"""Checks of `tools`, `tool_choice` and `response_format` before anything is rendered."""
+"""Checks of `tools` and `tool_choice` before anything is rendered."""
 
 from __future__ import annotations
 
@@ -26,15 +26,6 @@ class ToolSetup:
     choice: str
     allowed: tuple[str, ...]
     parallel: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseFormat:
-    """`kind` is text, json_object or json_schema; `strict` is None where the request does not say."""
-
-    kind: str = "text"
-    schema: Mapping[str, Any] | None = None
-    strict: bool | None = None
 
 
 def read_tools(body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> ToolSetup:
@@ -123,32 +114,3 @@ def _named(value: object, tools: Mapping[str, Tool], param: str) -> str:
     if name not in tools:
         raise RequestError(f"{param} names {name!r}, which is not among the tools", param=param)
     return name
-
-
-def read_response_format(value: object) -> ResponseFormat:
-    """The requested answer format; a JSON schema must be named and an object."""
-    if value is None:
-        return ResponseFormat()
-    kind = value.get("type") if isinstance(value, Mapping) else None
-    if not isinstance(value, Mapping) or kind not in ("text", "json_object", "json_schema"):
-        raise RequestError(
-            f"response_format.type must be text, json_object or json_schema, got {kind!r}", param="response_format"
-        )
-    if kind != "json_schema":
-        return ResponseFormat(kind)
-    given = value.get("json_schema")
-    return ResponseFormat(kind, _schema(given), given.get("strict") if isinstance(given, Mapping) else None)
-
-
-def _schema(value: object) -> Mapping[str, Any]:
-    param = "response_format.json_schema"
-    if not isinstance(value, Mapping):
-        raise RequestError(f"{param} must be an object", param=param)
-    if not isinstance(value.get("name"), str) or not value["name"]:
-        raise RequestError(f"{param}.name must be a non-empty string", param=f"{param}.name")
-    if not isinstance(value.get("strict"), (bool, type(None))):
-        raise RequestError(f"{param}.strict must be true or false, got {value['strict']!r}", param=f"{param}.strict")
-    schema = value.get("schema", value.get("json_schema"))
-    if not isinstance(schema, Mapping):
-        raise RequestError(f"{param}.schema must be an object", param=f"{param}.schema")
-    return schema

@@ -115,7 +115,7 @@ def test_preempted_sequences_resume_from_the_host(nano_dir: Path, plain: LLM) ->
     with LLM(nano_dir, **CACHED, memory_budget=0.0312) as tight:
         said = [output.outputs[0].token_ids for output in tight.generate(prompts, long)]
         assert tight._engine.engine.stats().preemptions > 0
-        assert stats(tight).queries > sum(map(len, prompts)), "who came back asked again"
+        assert stats(tight).queries > sum(map(len, prompts)), "who came back did not ask"
     assert said == [output.outputs[0].token_ids for output in plain.generate(prompts, long)]
 
 

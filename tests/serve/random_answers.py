@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -69,3 +71,29 @@ def message_of(prompt: ChatPrompt, ids: list[int]) -> tuple[dict, str | None]:
     message.add(choice.feed(EngineOutput("", tuple(ids), finish_reason="stop")))
     assert set(choice.parser.recoveries) <= {"unclosed_think"}
     return message.fields(choice.complete_calls), choice.finish_reason
+
+
+def response_format(schema, **fields):
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "r", "schema": schema, **fields}}}
+
+
+def function(name="f", schema=None, **fields):
+    given = {} if schema is None else {"parameters": schema}
+    return {"type": "function", "function": {"name": name, **given, **fields}}
+
+
+def named(name):
+    return {"type": "function", "function": {"name": name}}
+
+
+def whatever(seeds, **body):
+    """Messages put together at random within the constraint of a request; those that come to no end are left out."""
+    prompt = prompt_of(**body)
+    constraint = constraint_of(prompt)
+    return [message_of(prompt, ids) for ids in (random_answer(constraint, seed) for seed in seeds) if ids]
+
+
+def answers(seeds: Iterable[int] = range(6), **body: Any):
+    found = whatever(seeds, **body)
+    assert found, "no answer came to an end"
+    return found

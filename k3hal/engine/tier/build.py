@@ -61,7 +61,13 @@ def build_tier(
             f"prefix_host_cache_gb {options.prefix_host_cache_gb} does not hold one state and one page",
             hint=f"give at least {least * layout.page_bytes / GB:.3g}",
         )
-    host = runtime.allocate_pinned(pages * layout.page_bytes).view(pages, layout.page_bytes)
+    try:
+        host = runtime.allocate_pinned(pages * layout.page_bytes).view(pages, layout.page_bytes)
+    except (CapacityError, RuntimeError) as error:
+        raise CapacityError(
+            f"{pages * layout.page_bytes / GB:.3g} GB of host memory for prefixes cannot be had: {error}",
+            hint="lower --prefix-host-cache-gb",
+        ) from error
     memory = host.numpy()
     backing = _backing(options, shape, memory, lambda dates: _name(options, arena, checkpoint, plan, dates))
     connector = HostTier(memory, shape, ThreadJobs(), backing)

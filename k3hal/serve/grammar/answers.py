@@ -12,7 +12,8 @@ from k3hal.serve.grammar.arguments import ArgumentRules
 from k3hal.serve.grammar.keywords import SchemaError
 from k3hal.serve.grammar.rules import Rules, literal, regex
 from k3hal.serve.grammar.schemas import SchemaReader
-from k3hal.serve.tool_checks import ResponseFormat, Tool
+from k3hal.serve.response_format import ResponseFormat
+from k3hal.serve.tool_checks import Tool
 from k3hal.serve.xtml import escape
 from k3hal.tokenizer import Tokenizer
 
@@ -35,7 +36,10 @@ def answer_grammar(prompt: ChatPrompt, tokenizer: Tokenizer) -> Grammar | None:
     if not is_constrained(prompt):
         return None
     rules = Rules(tokenizer)
-    return Grammar(rules.source(_answer(prompt, rules)), rules.values)
+    try:
+        return Grammar(rules.source(_answer(prompt, rules)), rules.values)
+    except RecursionError:
+        raise RequestError("the requested output is nested too deep to be enforced") from None
 
 
 def is_constrained(prompt: ChatPrompt) -> bool:
@@ -78,18 +82,24 @@ def _answer(prompt: ChatPrompt, rules: Rules) -> str:
 
 
 def _response(form: ResponseFormat, rules: Rules) -> str:
-    """The rule of a JSON response: compact where a schema says what it holds, else spaced as the model likes."""
-    if form.schema is None:
+    """The rule of a response: JSON is compact where a schema says what it holds, else spaced as the model likes."""
+    if form.kind == "json_object":
         return rules.json({"type": "object"}, None)
-    reader = SchemaReader(form.schema)
+    if form.kind == "regex":
+        return rules.matching(form.value)
+    if form.kind == "choice":
+        return rules.any_of("choice", [literal(text) for text in form.value])
+    if form.kind == "grammar":
+        return rules.grammar(form.value)
+    reader = SchemaReader(form.value)
     try:
         schema = reader.read()
     except SchemaError as error:
         if form.strict is False:
             return rules.json({}, None)
-        raise _refusal("response_format.json_schema.schema", str(error)) from None
+        raise _refusal(form.param, str(error), form.param) from None
     if form.strict and reader.unfollowed:
-        raise _refusal("response_format.json_schema.schema", _unfollowed(reader))
+        raise _refusal(form.param, _unfollowed(reader), form.param)
     return rules.json(schema, _COMPACT)
 
 
@@ -113,18 +123,18 @@ def _arguments(name: str, function: Mapping[str, Any], arguments: ArgumentRules)
     schema, strict = function.get("parameters"), function.get("strict")
     if schema is None or strict is False or (not schema and not strict):
         return arguments.anything()
-    param = f"the parameters of tool {name!r}"
+    what = f"the parameters of tool {name!r}"
     reader = SchemaReader(schema)
     try:
         rule = arguments.of(reader)
     except SchemaError as error:
         if strict:
-            raise _refusal(param, str(error)) from None
+            raise _refusal(what, str(error), "tools") from None
         return arguments.anything()
     if strict and reader.unfollowed:
-        raise _refusal(param, _unfollowed(reader))
+        raise _refusal(what, _unfollowed(reader), "tools")
     if not rule and strict:
-        raise _refusal(param, "the schema allows no object")
+        raise _refusal(what, "the schema allows no object", "tools")
     return rule or arguments.anything()
 
 
@@ -132,7 +142,6 @@ def _unfollowed(reader: SchemaReader) -> str:
     return f"strict output cannot follow {reader.unfollowed[0]}"
 
 
-def _refusal(what: str, reason: str) -> RequestError:
-    param = what if what.startswith("response_format") else "tools"
+def _refusal(what: str, reason: str, param: str) -> RequestError:
     hint = 'leave the keyword out, or set "strict" to false' if "strict" in reason else ""
     return RequestError(f"{what} cannot be enforced: {reason}", hint=hint, param=param)

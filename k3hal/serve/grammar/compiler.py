@@ -52,7 +52,13 @@ class Constraints:
         grammar = answer_grammar(prompt, self._tokenizer)
         if grammar is None:
             return None
-        constraint = _Compiled(self._cached(grammar).result(), prompt.prefill)
+        try:
+            compiled = self._cached(grammar).result()
+        except RequestError as error:
+            form = prompt.response_format
+            param = "tools" if form.kind == "text" else form.param
+            raise RequestError(error.message, param=param) from None
+        constraint = _Compiled(compiled, prompt.prefill)
         constraint.check()
         return constraint
 
@@ -84,7 +90,7 @@ class Constraints:
         named: dict[str, Any] = {}
         try:
             for name, (kind, of) in grammar.values.items():
-                named[name] = xgrammar.Grammar.from_regex(of) if kind == "regex" else _json(xgrammar, *of)
+                named[name] = _named(xgrammar, kind, of)
             source = xgrammar.Grammar.from_lark(grammar.source, tokenizer_info=info, named_grammars=named)
             return compiler.compile_grammar(source)
         except (RuntimeError, ValueError) as error:
@@ -114,6 +120,13 @@ class Constraints:
             stop_token_ids=sorted(tokenizer.eos_ids),
         )
         return xgrammar, info, xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+
+
+def _named(xgrammar: Any, kind: str, of: Any) -> Any:
+    """The grammar of a value of `Rules`."""
+    if kind == "regex":
+        return xgrammar.Grammar.from_regex(of)
+    return xgrammar.Grammar.from_ebnf(of) if kind == "grammar" else _json(xgrammar, *of)
 
 
 def _json(xgrammar: Any, schema: str, separators: tuple[str, str] | None) -> Any:

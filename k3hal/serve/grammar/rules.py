@@ -80,6 +80,10 @@ class Rules:
     def matching(self, pattern: str) -> str:
         return self._value("regex", pattern)
 
+    def grammar(self, source: str) -> str:
+        """What a grammar of the client's own allows."""
+        return self._value("grammar", source)
+
     def _value(self, kind: str, of: Any) -> str:
         key = f"{kind} {of}"
         if key not in self._known:
