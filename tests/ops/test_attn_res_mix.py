@@ -100,7 +100,7 @@ def _near_a_tie(distance: float) -> dict[str, Any]:
 
 
 def _from_the_other_side(args: dict[str, Any], other: float, large: bool) -> Tensor:
-    """The result if the first element of the mix is rounded to `other`; a weight makes it differ by more than a step, or,
+    """The result if the first element of the mix is rounded to `other`; a weight makes it differ by more than a step;
     where it is `large`, by half to one."""
     mix = attn_res_mix(**{**args, "out_weight": None})
     mix[0, 0] = other
