@@ -73,10 +73,12 @@ class ConstrainedRows:
         used = [k for k, i in enumerate(places) if self._fill(masks[k], rows[i], int(positions[i]))]
         if not used:
             return
-        words = torch.from_numpy(masks[used]).to(self._device)
-        bits = (words.unsqueeze(-1) >> self._shifts).bitwise_and_(1).view(len(used), -1)[:, : self._vocab_size]
-        index = torch.tensor([places[k] for k in used], device=self._device)
-        logits[index] = logits[index].masked_fill_(bits == 0, -torch.inf)
+        forbidden = self._forbidden(masks[used])
+        if len(used) == len(rows):
+            logits.masked_fill_(forbidden, -torch.inf)
+        else:
+            index = torch.tensor([places[k] for k in used], device=self._device)
+            logits[index] = logits[index].masked_fill_(forbidden, -torch.inf)
 
     def record(self, rows: list[int], token_ids: list[int]) -> None:
         """Go on past the tokens just sampled; one that was not allowed fails its row."""
@@ -88,6 +90,15 @@ class ConstrainedRows:
                 state.matcher.accept(token_ids[i])
             except ConstraintError as error:
                 _fail(state, error)
+
+    def _forbidden(self, masks: np.ndarray) -> Tensor:
+        """Which tokens may not come, bool [U, V] on the device, of masks int32 [U, words]; packed on the way there."""
+        if self._device.type == "cpu":
+            bits = np.unpackbits(~masks.view(np.uint8), axis=-1, count=self._vocab_size, bitorder="little")
+            return torch.from_numpy(bits.view(np.bool_))
+        words = torch.from_numpy(masks).to(self._device)
+        bits = (words.unsqueeze(-1) >> self._shifts).bitwise_and_(1).view(len(masks), -1)
+        return bits[:, : self._vocab_size] == 0
 
     def _fill(self, mask: np.ndarray, row: int, position: int) -> bool:
         """Fill a row's mask; False when it needs none."""
