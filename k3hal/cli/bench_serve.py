@@ -46,7 +46,7 @@ Goodput = Annotated[
     list[str] | None,
     typer.Option("--goodput", metavar="SLO", help="Objective like ttft:500, tpot:50 or e2el:9000, in ms."),
 ]
-MoreGoodput = Annotated[list[str] | None, typer.Argument(metavar="[SLO]...", help="More objectives, after --goodput.")]
+MoreGoodput = Annotated[list[str] | None, typer.Argument(metavar="SLO", help="More objectives, after --goodput.")]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Of prompts and arrivals.")]
 Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Most that one answer may take.")]
 ServerPid = Annotated[

@@ -22,7 +22,14 @@ from k3hal.cli.common import (
     Tokenizer,
     settings_from,
 )
-from k3hal.cli.serve_flags import SERVER_FLAGS, PrefixCachePolicy, PrefixMatchUnit, RetentionInterval, with_flags
+from k3hal.cli.serve_flags import (
+    SERVER_FLAGS,
+    TIER_FLAGS,
+    PrefixCachePolicy,
+    PrefixMatchUnit,
+    RetentionInterval,
+    with_flags,
+)
 from k3hal.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +41,7 @@ if TYPE_CHECKING:
     from k3hal.tokenizer import Tokenizer as K3Tokenizer
 
 
-@with_flags(SERVER_FLAGS)
+@with_flags(TIER_FLAGS | SERVER_FLAGS)
 def serve(
     ctx: typer.Context,
     model: Annotated[

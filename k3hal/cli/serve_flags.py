@@ -70,6 +70,24 @@ SERVER_FLAGS: dict[str, Any] = {
 }
 """Flags of the HTTP server by the name of their setting."""
 
+TIER_FLAGS: dict[str, Any] = {
+    "prefix_host_cache_gb": _flag(
+        float,
+        "prefix-host-cache-gb",
+        "GB",
+        "Host memory for prefixes that device memory gives up.  [default: none; 2 under a folder or store]",
+    ),
+    "prefix_disk_cache": _flag(Path, "prefix-disk-cache", "DIR", "Folder that keeps prefixes, also over a restart."),
+    "prefix_disk_cache_gb": _flag(float, "prefix-disk-cache-gb", "GB", "Most that folder may take.  [default: 100]"),
+    "prefix_mooncake": _flag(
+        Path,
+        "prefix-mooncake",
+        "FILE",
+        "Configuration (JSON) of a Mooncake store that keeps prefixes for several engines.",
+    ),
+}
+"""Flags of the prefix cache's external tier by the name of their setting."""
+
 
 def with_flags(flags: dict[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make `flags` parameters of a command in place of its `**more`, which then holds their values."""

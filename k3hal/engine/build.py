@@ -32,6 +32,7 @@ from k3hal.engine.runner import ModelRunner
 from k3hal.engine.sampler import Sampler
 from k3hal.engine.sampling import GenerationDefaults
 from k3hal.engine.scheduler import Scheduler
+from k3hal.engine.tier.build import Tier, build_tier
 from k3hal.errors import CheckpointError, UsageError
 from k3hal.model.checkpoint import Checkpoint
 from k3hal.model.config import ModelConfig
@@ -84,7 +85,13 @@ def build(folder: Path, options: EngineOptions) -> BuiltEngine:
     logger.info("memory on %s: %s", device.id, memory)
     ops = plan.bind()
     arena = CacheArena(layout, runtime.allocate(memory.cache))
-    loaded = _load(checkpoint, ops, torch.device(device.torch_device), dtype)
+    tier = build_tier(options, arena, runtime, checkpoint, plan)
+    try:
+        loaded = _load(checkpoint, ops, torch.device(device.torch_device), dtype)
+    except BaseException:
+        if tier:
+            tier.connector.close()
+        raise
     info = EngineInfo(
         max_model_len=memory.max_model_len,
         vocab_size=config.vocab_size,
@@ -95,8 +102,9 @@ def build(folder: Path, options: EngineOptions) -> BuiltEngine:
         device=device.id,
     )
     sampler = Sampler(config.vocab_size, info.max_num_seqs, arena.pages.device, ops.fn("sample"))
-    runner = ModelRunner(loaded, arena, sampler, ops.fn("step_metadata"), ops.fn("copy_pages"))
-    core = assemble_core(runner, arena, info, defaults, options)
+    mover = tier.mover if tier else None
+    runner = ModelRunner(loaded, arena, sampler, ops.fn("step_metadata"), ops.fn("copy_pages"), mover)
+    core = assemble_core(runner, arena, info, defaults, options, tier)
     return BuiltEngine(AsyncEngine(core), runner, tokenizer, folder.name, dataclasses.asdict(defaults), plan, memory)
 
 
@@ -106,6 +114,7 @@ def assemble_core(
     info: EngineInfo,
     defaults: GenerationDefaults,
     options: EngineOptions,
+    tier: Tier | None = None,
 ) -> EngineCore:
     """Cache and scheduler over an arena, and the core that drives them."""
     cache = PrefixCache(
@@ -115,6 +124,8 @@ def assemble_core(
         info.max_model_len,
         policy=options.policy(),
         match_unit=options.prefix_match_unit,
+        seed=tier.seed if tier else None,
+        connector=tier.connector if tier else None,
     )
     scheduler = Scheduler(
         cache,

@@ -13,12 +13,20 @@ from k3hal.engine.request import Request
 from k3hal.engine.sampling import GenerationDefaults
 from k3hal.engine.scheduler import Scheduler
 from k3hal.engine.step_plan import StepPlan, StepResult
+from k3hal.engine.tier.interface import TransferDone
 from k3hal.errors import EngineDeadError, RequestError
 
 logger = logging.getLogger(__name__)
 
 FAILED_STEPS_UNTIL_DEAD = 3
 """Steps that fail in a row before the engine gives up: a lost device fails every step, a bad request does not."""
+
+
+_PAUSE_SECONDS = 0.001
+"""Wait for the external tier before it is asked again, when there is nothing else to do."""
+
+_SETTLE_SECONDS = 5.0
+"""Most time for movements to end when the engine is closed."""
 
 
 class Runner(Protocol):
@@ -59,7 +67,9 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._requests or self.flights)
+        """Whether `step` has something to do. When no request is left that takes a few steps at most."""
+        busy = self.dead is None and self.scheduler.cache.transferring
+        return bool(self._requests or self.flights) or busy
 
     def check(self, request: EngineRequest) -> Request:
         """A request ready to be added. Raises `RequestError`, or `EngineDeadError` when nothing will ever run again."""
@@ -120,10 +130,17 @@ class EngineCore:
         return [_output(request) for request in requests.values()]
 
     def close(self) -> None:
-        """Let go of the runner, and with it of model and arena. Nothing may be called afterwards but `stats`."""
+        """Let go of the runner, and with it of model and arena. Nothing may be called afterwards but `stats`.
+
+        What ended requests left for the external tier still goes there.
+        """
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while not self._requests and self.has_work and time.monotonic() < deadline:
+            self.step()
         self.dead = self.dead or "it is closed"
         self.runner = _Closed()
         self.flights.close()
+        self.scheduler.cache.close()
 
     def step(self) -> list[EngineOutput]:
         """Plan as far ahead as may be, and wait for one step; what it produced. Nothing to do gives nothing.
@@ -149,10 +166,13 @@ class EngineCore:
         if result.epoch != plan.epoch:
             raise RuntimeError(f"the runner answered step {result.epoch}, asked was {plan.epoch}")
         self._failed_steps = 0
-        self._steps += 1
+        self.scheduler.cache.transferred(result.transferred)
+        self._steps += plan.num_seqs > 0
         sampled = self.scheduler.advance(plan, flight.requests, result.accepted)
         outputs = self._deliver(sampled, flight, result)
         self.scheduler.free_left()
+        if not plan.num_seqs:
+            self.scheduler.cache.pause(_PAUSE_SECONDS)
         return outputs
 
     def stats(self, submitted: int = 0) -> EngineStats:
@@ -168,6 +188,7 @@ class EngineCore:
             preemptions=self.scheduler.preemptions,
             prefix=self.scheduler.cache.stats,
             cached_usage=self.scheduler.cache.cached_usage,
+            tier=self.scheduler.cache.tier_stats,
             dead=self.dead,
         )
 
@@ -222,6 +243,8 @@ class EngineCore:
             request.spoilt = True
         for request in self.scheduler.running if copied else ():
             request.spoilt = True
+        ended = [epoch for one in lost for epoch in one.plan.transfers.epochs]
+        self.scheduler.cache.transferred(TransferDone(epoch, ok=False) for epoch in ended)
         self.scheduler.give_up()
         self.scheduler.free_left()
         if copied:

@@ -16,6 +16,7 @@ from k3hal.engine.cache.stats import CacheStats
 from k3hal.engine.constraint import Constraint as Constraint
 from k3hal.engine.constraint import ConstraintError as ConstraintError
 from k3hal.engine.constraint import Matcher as Matcher
+from k3hal.engine.tier.interface import TierStats as TierStats
 from k3hal.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -95,8 +96,8 @@ class EngineInfo:
 class EngineStats:
     """A snapshot for metrics. Counters only grow.
 
-    `kv_usage` is the share of the cache that running sequences hold, `cached_usage` what is kept for others. `dead`
-    says why an engine that failed for good will answer nothing any more.
+    `kv_usage` is the share of the cache that running sequences hold, `cached_usage` what is kept for others. `tier` is
+    None without an external tier. `dead` says why an engine that failed for good will answer nothing any more.
     """
 
     num_running: int = 0
@@ -109,6 +110,7 @@ class EngineStats:
     preemptions: int = 0
     prefix: CacheStats = field(default_factory=CacheStats)
     cached_usage: float = 0.0
+    tier: TierStats | None = None
     dead: str | None = None
 
 

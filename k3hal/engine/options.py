@@ -31,8 +31,11 @@ class EngineOptions:
     wait; `plan` a saved dispatch plan to pin; `ops` provider overrides; `tokenizer` a directory other than the model's;
     `mla_latent_norm_eps` the epsilon of the MLA latents' norms; `prefix_cache_policy` what of earlier sequences is kept
     (`cost`, `second-hit`, `prompt`, `interval` or `none`), `prefix_match_unit` the tokens in which prefixes are
-    compared, `prefix_cache_retention_interval` the tokens between the snapshots of `interval`; `async_depth` steps are
-    planned at once, so that planning takes no time between steps (1 plans each when the one before has been answered).
+    compared, `prefix_cache_retention_interval` the tokens between the snapshots of `interval`;
+    `prefix_host_cache_gb` GB of host memory that keep what device memory gives up, `prefix_disk_cache` a folder that
+    keeps it longer than the process lives, in at most `prefix_disk_cache_gb` GB; `prefix_mooncake` the configuration
+    file of a Mooncake store that keeps it instead, for other engines too; `async_depth` steps are planned at once, so
+    that planning takes no time between steps (1 plans each when the one before has been answered).
     """
 
     device: str = "auto"
@@ -51,6 +54,10 @@ class EngineOptions:
     prefix_cache_policy: str = "cost"
     prefix_match_unit: int = 128
     prefix_cache_retention_interval: int | None = None
+    prefix_host_cache_gb: float | None = None
+    prefix_disk_cache: str | Path | None = None
+    prefix_disk_cache_gb: float | None = None
+    prefix_mooncake: str | Path | None = None
     async_depth: int = 1
 
     @classmethod
@@ -72,6 +79,8 @@ class EngineOptions:
             ("ops", str | None, 'a text like "kda_decode=reference"'),
             ("plan", str | Path | None, "a file's path"),
             ("tokenizer", str | Path | None, "a folder's path"),
+            ("prefix_disk_cache", str | Path | None, "a folder's path"),
+            ("prefix_mooncake", str | Path | None, "a file's path"),
         ):
             if not isinstance(getattr(self, name), kind):
                 raise UsageError(f"{name} is {getattr(self, name)!r:.100}", hint=f"it is {what}")
@@ -84,13 +93,16 @@ class EngineOptions:
             raise UsageError(f"async_depth is {self.async_depth}", hint=f"it is at most {MOST_STEPS_AHEAD}")
         if self.max_model_len == 1:
             raise UsageError("max_model_len is 1", hint="a prompt and one answer take at least 2 tokens")
-        if self.memory_budget is not None and not _is_positive(self.memory_budget):
-            raise UsageError(f"memory_budget is {self.memory_budget!r}", hint="it is a positive number of GB")
+        for name in ("memory_budget", "prefix_host_cache_gb", "prefix_disk_cache_gb"):
+            value = getattr(self, name)
+            if value is not None and not _is_positive(value):
+                raise UsageError(f"{name} is {value!r}", hint="it is a positive number of GB")
         if not _is_positive(self.mla_latent_norm_eps):
             raise UsageError(
                 f"mla_latent_norm_eps is {self.mla_latent_norm_eps!r}", hint="it is a small positive number"
             )
         self.policy()
+        self._check_tier()
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.num_seqs:
             raise UsageError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, below max_num_seqs {self.max_num_seqs}",
@@ -120,6 +132,26 @@ class EngineOptions:
     def batched_tokens(self, *, on_cpu: bool) -> int:
         """Tokens of a step: few on a CPU, where a step of many would hold up every decoding sequence for seconds."""
         return self.max_num_batched_tokens or max(512 if on_cpu else 8192, self.num_seqs)
+
+    @property
+    def tier_flags(self) -> list[str]:
+        """The options given that ask for an external tier."""
+        names = ("prefix_host_cache_gb", "prefix_disk_cache", "prefix_mooncake")
+        return [name for name in names if getattr(self, name) is not None]
+
+    def _check_tier(self) -> None:
+        tier = self.tier_flags
+        if "prefix_disk_cache" in tier and "prefix_mooncake" in tier:
+            raise UsageError("prefix_disk_cache and prefix_mooncake are both given", hint="give one of them")
+        if tier and self.prefix_cache_policy == "none":
+            raise UsageError(
+                f"{tier[0]} is given, but prefix_cache_policy is 'none': nothing is kept that could go there",
+                hint="use another policy",
+            )
+        if self.prefix_disk_cache_gb is not None and self.prefix_disk_cache is None:
+            raise UsageError(
+                "prefix_disk_cache_gb is given without prefix_disk_cache", hint="say which folder: prefix_disk_cache"
+            )
 
     def _check_integer(self, name: str, low: int) -> None:
         value = getattr(self, name)

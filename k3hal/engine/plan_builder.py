@@ -41,6 +41,7 @@ def build_plan(
         num_verifies=len(verifies),
         bindings=bindings,
         copies=cache.take_copies(),
+        transfers=cache.take_transfers(),
     )
     return plan, requests
 

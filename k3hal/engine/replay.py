@@ -27,9 +27,9 @@ from k3hal.tokenizer import Tokenizer
 
 DEFAULT_CONTEXT = 1_048_576
 
-# A step takes this long at least: as in an engine, what falls into one step is handed over together. Woken for each
-# token of many streams, the replay would spend more on waking up than a server spends on the tokens.
-_STEP_S = 0.002
+# Seconds from a step to the next one, never more than half of a line's own: as in an engine, what falls into one step
+# is handed over together. Woken for each token, the replay would take more time than a server takes for the tokens.
+_STEP_S = 0.005
 
 
 @dataclass(slots=True)
@@ -170,7 +170,7 @@ class ReplayEngine:
         if not self._turns:
             return None
         due, _, item = self._turns[0]
-        step = max(due, self._stepped + _STEP_S) if item.line.step_s else due
+        step = max(due, self._stepped + min(_STEP_S, item.line.step_s / 2))
         return max(0.0, step - time.monotonic())
 
     def _received(self, request: EngineRequest, line: ReplayLine) -> _Running:
@@ -221,6 +221,8 @@ class ReplayEngine:
         return outputs
 
     def _take_aborted(self, now: float) -> list[EngineOutput]:
+        if not self._aborted:
+            return []
         gone = [item for name, item in self._running.items() if name in self._aborted]
         gone += [item for item in self._waiting if item.request.request_id in self._aborted]
         self._waiting = deque(item for item in self._waiting if item.request.request_id not in self._aborted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
@@ -16,6 +17,7 @@ from k3hal.engine.cache.arena import CacheArena
 from k3hal.engine.cache.interface import PageCopies
 from k3hal.engine.sampler import Sampler
 from k3hal.engine.step_plan import NOT_YET, StepPlan, StepResult
+from k3hal.engine.tier.mover import Mover
 from k3hal.engine.verify import sample_drafts
 from k3hal.model.batch import CacheViews, StepBatch
 
@@ -57,18 +59,35 @@ class ModelRunner:
         sampler: Sampler,
         step_metadata: Callable[..., Any],
         copy_pages: Callable[..., Any],
+        mover: Mover | None = None,
     ) -> None:
         self.model = model
         self.arena = arena
         self._sampler = sampler
         self._step_metadata = step_metadata
         self._copy_pages = copy_pages
+        self._mover = mover
         self._observers = step_observers()
         self._epoch = -1
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step. Raises `RuntimeError` on a plan out of order; whatever the model raises passes through."""
+        """Run one step. Raises `RuntimeError` on a plan out of order; whatever the model raises passes through.
+
+        When it raises, nothing moves to or from the external tier any more.
+        """
+        try:
+            result = self._execute(plan)
+        except BaseException:
+            if self._mover:
+                self._mover.drain()
+            raise
+        return dataclasses.replace(result, transferred=self._mover.finished()) if self._mover else result
+
+    def _execute(self, plan: StepPlan) -> StepResult:
+        if not plan.num_seqs:
+            self._begin(plan)
+            return StepResult(plan.epoch, [])
         for binding in plan.bindings:
             self._sampler.bind(binding)
         if plan.num_verifies:
@@ -91,15 +110,23 @@ class ModelRunner:
         return self.model.logits(hidden[batch.logit_rows])
 
     def _forward(self, plan: StepPlan, *, all_logits: bool = False) -> tuple[Tensor, StepBatch]:
-        if plan.epoch <= self._epoch:
-            raise RuntimeError(f"step {plan.epoch} came after step {self._epoch}")
-        self._epoch = plan.epoch
-        self._copy(plan.copies)
+        self._begin(plan)
         device = self.arena.pages.device
         page_tokens, token_ids = self.arena.layout.page_tokens, self._token_ids(plan)
         batch = build_batch(plan, self._step_metadata, page_tokens, device, token_ids, all_logits=all_logits)
         hidden = self._observed(plan, batch) if self._observers else self.model.forward(batch, self.arena.views)
         return hidden, batch
+
+    def _begin(self, plan: StepPlan) -> None:
+        """Take a plan in order, and move the memory it says."""
+        if plan.epoch <= self._epoch:
+            raise RuntimeError(f"step {plan.epoch} came after step {self._epoch}")
+        self._epoch = plan.epoch
+        if self._mover:
+            self._mover.store(plan.transfers.stores)
+        self._copy(plan.copies)
+        if self._mover:
+            self._mover.load(plan.transfers.loads)
 
     def _commit(self, plan: StepPlan, batch: StepBatch, accepted: list[int]) -> None:
         """Leave the states of the sequences that verified as after what was accepted."""

@@ -117,6 +117,8 @@ class Scheduler:
                 self.leaving.append(request)
             elif request.row != NO_ROW:
                 self._release(request)
+            elif request.keys is not None:
+                self.cache.leave(request.keys)
         self.running = [r for r in self.running if r.id not in gone]
         self.waiting = [r for r in self.waiting if r.id not in gone]
 
@@ -132,10 +134,11 @@ class Scheduler:
     def schedule(self) -> tuple[StepPlan, list[Request]] | None:
         """The next step and its sequences in the plan's order, or None when there is nothing to do.
 
-        None also while all there is to do must wait for steps under way.
+        None also while all there is to do must wait for steps under way. A step has no sequences when all wait for the
+        external tier, or only that has something to do.
         """
         self._reach()
-        if not (self.running or self.waiting):
+        if not (self.running or self.waiting or self.cache.transferring):
             return None
         preempted_before = self.preemptions
         grown = self._grow_decodes()
@@ -158,9 +161,11 @@ class Scheduler:
             self._admit(budget, chunks)
         if decodes or verifies or chunks:
             return self._plan(decodes, verifies, chunks)
-        if not self.under_way:
+        if self.under_way:
+            return None
+        if not self.cache.transferring:
             raise RuntimeError("requests are left and none can run; admission promised that one always can")
-        return None
+        return self._plan([], [], [])
 
     def advance(self, plan: StepPlan, requests: list[Request], accepted: list[int] | None = None) -> list[Request]:
         """A step has run, `accepted` drafts of each sequence that verified; the requests sampled, in the plan's order.

@@ -24,8 +24,10 @@ def score(core: EngineCore, runner: ScoringRunner, token_ids: Sequence[int]) -> 
 
     The engine must be idle. Raises `RequestError` as a request with this prompt would.
     """
-    if core.has_work:
+    if not core.scheduler.idle:
         raise UsageError("logits need an idle engine", hint="wait for the running requests to end")
+    while core.has_work:
+        core.step()
     whole = PrefixContext(private=True)
     request = core.check(EngineRequest("score", token_ids, SamplingParams(max_tokens=1), context=whole))
     scheduler = core.scheduler

@@ -11,6 +11,7 @@ from k3hal.engine.cache.interface import PageCopies
 from k3hal.engine.constraint import Constraint
 from k3hal.engine.interface import TokenLogprob
 from k3hal.engine.sampling import Sampling
+from k3hal.engine.tier.interface import TransferDone, Transfers
 
 NOT_YET = -1
 """Stands for a token that a step under way samples."""
@@ -36,7 +37,8 @@ class StepPlan:
     drafts, then prompts.
 
     `epoch` grows with every step, so that a runner notices a plan that comes late or twice. `copies` run before the
-    forward pass, `bindings` before sampling. `rows`, `slots`, `context_lens` (tokens cached before), `new_lens` int32
+    forward pass, `bindings` before sampling, and of `transfers` the stores begin before the copies, the loads after
+    them. A step may have nothing but these. `rows`, `slots`, `context_lens` (tokens cached before), `new_lens` int32
     [N]; `page_table` int32 [N, pages]; `token_ids` int64 [sum of new_lens] in the order of the sequences. The token of
     a decoding sequence is `NOT_YET` when a step before, still under way, samples it: it is what that row sampled last.
     `sampled` int64 [S] are the sequences whose last token's logits are sampled, all that verify among them, and
@@ -59,6 +61,7 @@ class StepPlan:
     num_verifies: int = 0
     bindings: tuple[RowBinding, ...] = ()
     copies: PageCopies = field(default_factory=PageCopies)
+    transfers: Transfers = field(default_factory=Transfers)
 
     @property
     def num_seqs(self) -> int:
@@ -81,6 +84,7 @@ class StepResult:
     `token_ids` holds -1 where no token could be sampled: `failures` says why for that row, or the model's logits were
     not finite. `logprobs` is None when no sequence asked for any.
     `accepted` counts the drafts taken, one number for each of the sequences that verify, in the plan's order.
+    `transferred` are the movements, of this step or earlier ones, that have ended.
     """
 
     epoch: int
@@ -88,3 +92,4 @@ class StepResult:
     logprobs: list[TokenLogprob | None] | None = None
     accepted: list[int] = field(default_factory=list)
     failures: Mapping[int, str] = field(default_factory=dict)
+    transferred: tuple[TransferDone, ...] = ()

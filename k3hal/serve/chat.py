@@ -73,11 +73,13 @@ class _ChatAnswer:
 
         started: set[int] = set()
         async for step in self._run.steps():
+            chunks: list[bytes] = []
             if step.choice not in started:
                 started.add(step.choice)
-                yield chunk(_chunk_choice(step.choice, {"role": "assistant", "content": ""}))
-            for choice in self._chunk_choices(step):
-                yield chunk(choice)
+                chunks.append(chunk(_chunk_choice(step.choice, {"role": "assistant", "content": ""})))
+            chunks.extend(map(chunk, self._chunk_choices(step)))
+            if chunks:
+                yield b"".join(chunks)
         if include_usage:
             yield chunk(None)
         yield DONE

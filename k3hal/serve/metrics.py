@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
+from prometheus_client.utils import floatToGoString
 
 from k3hal.debug import shadow_figures
-from k3hal.engine.interface import Engine, EngineStats, RequestTiming
+from k3hal.engine.interface import Engine, EngineStats, RequestTiming, TierStats
 
 _OURS, _COMPAT = "k3hal_", "vllm:"
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -33,6 +36,17 @@ _ONLY_OURS = (
     "k3hal_prefix_cache_resumed_hits",
     "k3hal_prefix_cache_snapshots_evicted",
     "k3hal_prefix_cache_misses",
+    "k3hal_external_prefix_cache_loads",
+    "k3hal_external_prefix_cache_stores",
+    "k3hal_external_prefix_cache_stores_dropped",
+    "k3hal_external_prefix_cache_written",
+    "k3hal_external_prefix_cache_write_errors",
+    "k3hal_external_prefix_cache_evicted",
+    "k3hal_external_prefix_cache_damaged",
+    "k3hal_external_prefix_cache_stale",
+    "k3hal_external_prefix_cache_failures",
+    "k3hal_external_prefix_cache_host_bytes",
+    "k3hal_external_prefix_cache_disk_bytes",
 )
 
 
@@ -51,7 +65,8 @@ class Metrics:
             return self._histogram(name, text, _SECONDS)
 
         self._ttft = seconds("time_to_first_token_seconds", "From the request's arrival to its first token.")
-        self._inter_token = seconds("inter_token_latency_seconds", "Between outputs, per token.")
+        self._inter_token = _TokenHistogram(_OURS + "inter_token_latency_seconds", "Between outputs, per token.", self)
+        self._registry.register(self._inter_token)
         self._per_token = seconds("request_time_per_output_token_seconds", "Mean time per token after the first.")
         self._e2e = seconds("e2e_request_latency_seconds", "From the request's arrival to its last token.")
         self._queue = seconds("request_queue_time_seconds", "From arrival to being scheduled.")
@@ -134,6 +149,32 @@ class Metrics:
         return Counter(_OURS + name, text, (*_LABELS, *labels), registry=self._registry)
 
 
+class _TokenHistogram(Collector):
+    """A histogram that is observed for every token, on the event loop only.
+
+    prometheus_client's own takes two locks and walks over the buckets, which costs as much as parsing the token.
+    """
+
+    def __init__(self, name: str, text: str, metrics: Metrics) -> None:
+        self._name, self._text, self._metrics = name, text, metrics
+        self._counts = [0] * (len(_SECONDS) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(_SECONDS, value)] += 1
+        self._sum += value
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        bounds = [*map(floatToGoString, _SECONDS), "+Inf"]
+        buckets = list(zip(bounds, accumulate(self._counts), strict=True))
+        family = HistogramMetricFamily(self._name, self._text, labels=_LABELS)
+        family.add_metric(list(self._metrics.labels().values()), buckets, self._sum)
+        yield family
+
+
 class SequenceClock:
     """Times one sequence as the client sees it."""
 
@@ -202,6 +243,8 @@ class _EngineFigures(Collector):
                 yield family
         yield self._sources(stats, values)
         yield self._misses(stats, values)
+        if stats.tier is not None:
+            yield from _tier_figures(stats.tier, values)
 
     def _sources(self, stats: EngineStats, values: list[str]) -> CounterMetricFamily:
         """Prompt tokens by where their states came from, under vLLM's names for it."""
@@ -219,6 +262,36 @@ class _EngineFigures(Collector):
         for reason, tokens in stats.prefix.labels.items():
             family.add_metric([*values, reason], tokens)
         return family
+
+
+def _tier_figures(tier: TierStats, values: list[str]) -> Iterator[Metric]:
+    """The external tier's counts, where there is one."""
+    counters = {
+        "external_prefix_cache_queries": ("Tokens looked up in the external tier.", tier.queries),
+        "external_prefix_cache_hits": ("Tokens that came from the external tier.", tier.hits),
+        "external_prefix_cache_loads": ("Prefixes that came from the external tier.", tier.loads),
+        "external_prefix_cache_stores": ("Objects stored in the external tier.", tier.stores),
+        "external_prefix_cache_stores_dropped": ("Objects there was no room or time to store.", tier.stores_dropped),
+        "external_prefix_cache_written": ("Objects written to the disk or store behind host memory.", tier.written),
+        "external_prefix_cache_write_errors": ("Writes there that failed.", tier.write_errors),
+        "external_prefix_cache_evicted": ("Objects given up for memory or disk space.", tier.evicted),
+        "external_prefix_cache_damaged": ("Objects of an earlier run that were of no use.", tier.damaged),
+        "external_prefix_cache_stale": ("Reports and data that came when nobody waited for them.", tier.stale),
+    }
+    gauges = {
+        "external_prefix_cache_host_bytes": ("Host memory in use by the external tier.", tier.host_bytes),
+        "external_prefix_cache_disk_bytes": ("Disk space in use by the external tier.", tier.backing_bytes),
+    }
+    for kind, table in ((CounterMetricFamily, counters), (GaugeMetricFamily, gauges)):
+        for name, (text, value) in table.items():
+            family = kind(_OURS + name, text, labels=_LABELS)
+            family.add_metric(values, value)
+            yield family
+    text = "Prefixes that the external tier had and that were computed after all, by reason."
+    family = CounterMetricFamily(_OURS + "external_prefix_cache_failures", text, labels=(*_LABELS, "reason"))
+    for reason, prefixes in tier.failures.items():
+        family.add_metric([*values, reason], prefixes)
+    yield family
 
 
 class _ShadowFigures(Collector):

@@ -26,6 +26,10 @@ class ServeSettings(Settings):
     prefix_cache_policy: str | None = None
     prefix_match_unit: PositiveInt | None = None
     prefix_cache_retention_interval: PositiveInt | None = None
+    prefix_host_cache_gb: PositiveFloat | None = None
+    prefix_disk_cache: Path | None = None
+    prefix_disk_cache_gb: PositiveFloat | None = None
+    prefix_mooncake: Path | None = None
     metrics_compat: Literal["on", "off"] = "on"
     drain_delay: NonNegativeFloat = 0.0
     drain_timeout: NonNegativeFloat = 30.0
@@ -100,5 +104,5 @@ class ServeSettings(Settings):
         return ("quick" if device == "cpu" else "full") if self.warm_up == "auto" else self.warm_up
 
     def engine_options(self) -> dict[str, Any]:
-        own = ("max_queue", "prefix_cache_policy", "prefix_match_unit", "prefix_cache_retention_interval")
-        return super().engine_options() | {name: getattr(self, name) for name in own}
+        own = [name for name in ServeSettings.model_fields if name.startswith("prefix_")]
+        return super().engine_options() | {name: getattr(self, name) for name in ("max_queue", *own)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 
@@ -10,11 +11,24 @@ from k3hal.engine.cache.prefix import PrefixCache
 from k3hal.engine.cache.tree import PrefixTree
 
 
+def loads_under_way(cache: PrefixCache) -> list[Any]:
+    """The prefixes that hold memory while they come from the external tier."""
+    tier = cache._tier
+    if tier is None:
+        return []
+    held = {id(load): load for load in (*tier._loads.values(), *tier._moving.values())}
+    return [load for load in held.values() if load.stage.name != "OVER"]
+
+
 def audit(cache: PrefixCache) -> None:
     """Every page is held as often as nodes and rows name it, and no memory is lost or held twice."""
     pool, store, tree, table = cache.pool, cache._store, cache.index.tree, cache.index.table
     named, held = np.zeros(pool.num_pages, np.int64), np.zeros(pool.num_pages, np.int64)
     slots = [int(slot) for slot in cache.slots if slot]
+    loads = loads_under_way(cache)
+    for load in loads:
+        slots += [load.state_run, *load.kv_runs] if load.state_run else []
+        held[load.shared] += 1
     rows_with = len(slots)
     for node in tree.nodes():
         named[node.pages] += 1

@@ -97,7 +97,7 @@ class Run:
         for action in self.script.actions:
             getattr(self, "_" + action[0])(*action[1:])
             self.harness.step()
-            audit(self.harness.cache)
+            self.look()
             if self.harness.core.dead:
                 break
         self.harness.run()
@@ -107,6 +107,9 @@ class Run:
         else:
             self.harness.assert_clean()
         return self
+
+    def look(self) -> None:
+        audit(self.harness.cache)
 
     def _new(self, text: tuple[tuple[int, ...], int, int, int], count: int, priority: int) -> None:
         shared, common, own, seed = text

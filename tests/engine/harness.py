@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from k3hal.engine.step_plan import NOT_YET, StepPlan
 from k3hal.sampling_params import SamplingParams
 
 from .fold_model import VOCAB, FoldModel, fold, fold_layout, fold_logits
+from .tier_kit import TierKit
 
 CPU = torch.device("cpu")
 EOS = 1
@@ -80,11 +82,13 @@ class Harness:
     page_tokens: int = 4
     policy: str = "none"
     match_unit: int = 4
+    tier: dict[str, Any] | None = None
     async_depth: int = 1
     drafts: int = 0
     wrong_drafts: int = 5
     steps: int = 0
     skip_copies: bool = False
+    fail_copies: int = 0
     planned: int = 0
     drafted: int = 0
     """Drafts that were planned."""
@@ -97,9 +101,17 @@ class Harness:
     outputs: dict[str, list[EngineOutput]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.model = FoldModel()
+        self.kit = None if self.tier is None else TierKit(**self.tier)
+        self.build()
+
+    def build(self) -> None:
+        """The engine, with nothing in its memory. What the tier's backing has is still there the next time."""
         layout = fold_layout(self.page_tokens)
         # NaN wherever nobody has written.
         self.arena = CacheArena(layout, torch.full((self.num_runs * layout.run_bytes,), 255, dtype=torch.uint8))
+        if self.kit:
+            self.kit.build(layout.geometry, self.arena.pages, self.match_unit)
         self.cache = PrefixCache(
             layout.geometry,
             self.num_runs,
@@ -107,7 +119,10 @@ class Harness:
             self.max_model_len,
             policy=make_policy(self.policy),
             match_unit=self.match_unit,
+            seed=b"the same after a restart",
             clock=lambda: float(self.steps),
+            connector=self.kit.tier if self.kit else None,
+            connector_timeout=self.kit.timeout if self.kit else 0.0,
         )
         self.scheduler = Scheduler(
             self.cache,
@@ -118,15 +133,25 @@ class Harness:
         )
         self.plan_step, self.scheduler.schedule = self.scheduler.schedule, self.schedule
         self.free_left, self.scheduler.free_left = self.scheduler.free_left, self.count_left
-        self.model = FoldModel()
         sampler = Sampler(VOCAB, self.max_num_seqs, CPU, sample)
-        self.runner = ModelRunner(self.model, self.arena, sampler, step_metadata, self.copy_pages)
+        mover = self.kit.mover if self.kit else None
+        self.runner = ModelRunner(self.model, self.arena, sampler, step_metadata, self.copy_pages, mover)
         limits = (self.max_num_seqs, self.max_num_batched_tokens, self.max_queue)
         info = EngineInfo(self.max_model_len, VOCAB, (EOS,), *limits, "cpu")
         self.core = EngineCore(self.scheduler, self.runner, info)
         self.core.flights = LateFlights(self.async_depth)
 
+    def restart(self, *, in_order: bool) -> None:
+        """A new process; the old one wrote what waited to be written only when it ended in order."""
+        if in_order and self.kit:
+            self.kit.jobs.close()
+        self.stuck = {}
+        self.build()
+
     def copy_pages(self, arena: Tensor, src: Tensor, dst: Tensor) -> None:
+        if self.fail_copies:
+            self.fail_copies -= 1
+            raise RuntimeError("simulated loss of copies")
         self.pages_copied += src.numel()
         if not self.skip_copies:
             copy_pages(arena, src, dst)
@@ -156,6 +181,8 @@ class Harness:
         before = {r.id: (r.num_computed, r.row) for r in self.scheduler.running}
         outputs = self.keep(self.core.step())
         self.check_flights()
+        if self.kit:
+            self.kit.jobs.pump()
         after = {r.id: (r.num_computed, r.row) for r in self.scheduler.running}
         still = [name for name, now in after.items() if before.get(name) == now]
         full = self.planned >= self.max_num_batched_tokens

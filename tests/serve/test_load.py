@@ -143,7 +143,7 @@ def test_1000_clients_that_vanish_leave_nothing_behind(running) -> None:
 
 def _model(serving: Callable[..., AbstractContextManager[Any]], folder: Path) -> AbstractContextManager[Any]:
     """A server over a real engine, whose slots and pages can be lost."""
-    built = build_engine(str(folder), device="cpu", dtype="float32", max_model_len=8192, max_num_seqs=4)
+    built = build_engine(str(folder), device="cpu", dtype="float32", max_model_len=8192, max_num_seqs=8)
     return serving(built.engine, built.tokenizer)
 
 
@@ -153,6 +153,7 @@ def test_clients_that_vanish_leave_no_slot_or_page_behind(serving, nano_dir: Pat
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1200)
 def test_1000_clients_that_vanish_leave_no_slot_or_page_behind(serving, nano_dir: Path) -> None:
     with _model(serving, nano_dir) as server:
         _check_vanishing(server, 1000, 40)

@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ from k3hal.serve.state import ServerConfig, ServerState
 LONG = "All work and no play makes Jack a dull boy. " * 12
 
 
-@pytest.fixture(scope="module")
-def http(nano_dir: Path) -> Iterator[httpx.Client]:
+@contextmanager
+def serving(nano_dir: Path, **options: Any) -> Iterator[httpx.Client]:
     """A client of a server over the nano model."""
-    built = build_engine(str(nano_dir), device="cpu", dtype="float32", max_model_len=2048, max_num_seqs=4)
+    built = build_engine(str(nano_dir), device="cpu", dtype="float32", max_model_len=2048, max_num_seqs=4, **options)
     state = ServerState(built.engine, built.tokenizer, ServerConfig(model_names=("nano",), warm_up="off"))
     ready = threading.Event()
     server = Server(state, announce=lambda _: ready.set(), begun=time.monotonic())
@@ -37,6 +38,12 @@ def http(nano_dir: Path) -> Iterator[httpx.Client]:
             server.should_exit = True
             thread.join(20)
             assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def http(nano_dir: Path) -> Iterator[httpx.Client]:
+    with serving(nano_dir) as client:
+        yield client
 
 
 def ask(http: httpx.Client, user: str, **fields: Any) -> tuple[dict[str, Any], int]:
@@ -76,3 +83,23 @@ def test_a_salt_that_is_no_text_is_refused(http: httpx.Client) -> None:
     refused = http.post("/v1/completions", json={"prompt": "x", "cache_salt": 5})
     assert refused.status_code == 400
     assert "cache_salt" in refused.json()["error"]["message"]
+
+
+def test_a_server_with_a_disk_cache_goes_on_after_a_restart(nano_dir: Path, tmp_path: Path) -> None:
+    said = []
+    for run in range(2):
+        with serving(nano_dir, prefix_disk_cache=tmp_path, prefix_host_cache_gb=0.2) as http:
+            said.append(ask(http, "What is that?"))
+            text = http.get("/metrics").text
+        assert ("k3hal_external_prefix_cache_hits_total" in text) == ("vllm:external_prefix_cache_hits_total" in text)
+        hits = re.search(r"^vllm:external_prefix_cache_hits_total{[^}]*} (\S+)", text, re.MULTILINE)
+        assert hits is not None
+        assert float(hits[1]) == said[run][1]
+        assert re.search(r'external_prefix_cache_failures_total{[^}]*reason="corrupt"} 0', text)
+    assert said[0][0] == said[1][0]
+    assert said[0][1] == 0
+    assert said[1][1] > 128
+
+
+def test_without_an_external_tier_nothing_is_said_of_one(http: httpx.Client) -> None:
+    assert "external_prefix_cache" not in http.get("/metrics").text

@@ -12,6 +12,7 @@ from k3hal.bench.serve.answers import Answer
 from k3hal.errors import InputError
 
 _BINS, _NARROWEST = 120, 0.25
+_LEAST_MS = 0.1
 
 
 def save_serve_plot(report: Mapping[str, Any], answers: Sequence[Answer], path: Path) -> list[Path]:
@@ -51,7 +52,7 @@ def _distributions(axes: Any, good: Sequence[Answer]) -> None:
     }
     for number, (label, values) in enumerate(kinds.items()):
         ms = np.sort(np.asarray(values)) * 1e3
-        ms = np.maximum(ms, 1e-3)  # pieces that came in one read have no distance, which a logarithm cannot show
+        ms = np.maximum(ms, _LEAST_MS)  # pieces that came in one read have no distance, which a logarithm cannot show
         if len(ms):
             axes.plot(ms, np.arange(1, len(ms) + 1) / len(ms), color=f"C{number}", linewidth=1.6, label=label)
             axes.plot(np.percentile(ms, (50, 95, 99)), (0.5, 0.95, 0.99), "o", color=f"C{number}", markersize=4)

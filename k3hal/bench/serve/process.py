@@ -62,22 +62,20 @@ def _content(file) -> str:
 
 
 class ServerProcess:
-    """Watches a process and its children. Raises `UsageError` for an id that is not there."""
+    """Watches a process, not its children. Raises `UsageError` for an id that is not there."""
 
     def __init__(self, pid: int) -> None:
         try:
-            self._root = psutil.Process(pid)
+            self._process = psutil.Process(pid)
         except psutil.NoSuchProcess:
             raise UsageError(f"--server-pid {pid}: no such process") from None
         self.pid = pid
 
     def cpu_seconds(self) -> float:
         """Processor time so far, user and system."""
-        return sum(times.user + times.system for times in (p.cpu_times() for p in self._all()))
+        times = self._process.cpu_times()
+        return times.user + times.system
 
     def memory(self) -> int:
         """Resident bytes."""
-        return sum(p.memory_info().rss for p in self._all())
-
-    def _all(self) -> list[psutil.Process]:
-        return [self._root, *self._root.children(recursive=True)]
+        return self._process.memory_info().rss

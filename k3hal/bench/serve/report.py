@@ -147,8 +147,9 @@ def _pace(settings: ServeBench, paced: PacedAnswers | None, answers: list[Answer
 
 def _costs(answers: list[Answer], load: Load, server_cpu: float, known: bool) -> dict[str, Any]:
     """Processor time of both sides, in microseconds for each token of the answers, and the client's share of a core."""
-    tokens = sum(len(answer.at) for answer in answers)
+    tokens = sum(answer.output_tokens for answer in answers if not answer.error)
     return {
+        "total_pieces": sum(len(answer.at) for answer in answers),
         "client_cpu_us_per_token": 1e6 * load.cpu / tokens if tokens else None,
         "client_cpu_share": load.cpu / load.seconds,
         "server_cpu_us_per_token": 1e6 * server_cpu / tokens if tokens and known else None,

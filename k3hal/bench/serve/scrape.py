@@ -44,7 +44,10 @@ def get(base_url: str, path: str, api_key: str | None) -> bytes | None:
             raise UsageError(f"{base_url}: the server wants a key ({error.code})", hint="give --api-key") from None
         return None
     except OSError as error:
-        raise UsageError(f"{base_url}{path}: {error}", hint="is the server up?") from None
+        reason = getattr(error, "reason", error)
+        raise UsageError(
+            f"{base_url}: {getattr(reason, 'strerror', None) or reason}", hint="is the server up?"
+        ) from None
 
 
 def model_id(base_url: str, api_key: str | None) -> str:

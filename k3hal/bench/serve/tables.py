@@ -63,6 +63,7 @@ def _rates(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("requests/s", f"{report['request_throughput']:.2f}"),
         ("output tokens/s", f"{report['output_throughput']:.1f}"),
         ("prompt and output tokens/s", f"{report['total_token_throughput']:.1f}"),
+        ("pieces of text for a token", _ratio(report["total_pieces"], report["total_output_tokens"])),
         ("most at once", str(report["max_concurrent_requests"])),
         ("prompt tokens, cached", f"{report['total_input_tokens']:,}, {report['total_cached_tokens']:,}"),
     ]
@@ -80,6 +81,10 @@ def _rates(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         before, after = report["server_memory_before"] / 1e6, report["server_memory_after"] / 1e6
         rows.append(("server MB, before and after", f"{before:.0f}, {after:.0f}"))
     return rows
+
+
+def _ratio(part: int, whole: int) -> str:
+    return f"{part / whole:.2f}" if whole else ""
 
 
 def _ms(value: float | None) -> str:

@@ -89,7 +89,6 @@ class PrefixIndex:
         node.slot = slot
         self._store.give_slot_to_index()
         self._enter(node, kind)
-        self._stats.snapshots_kept_at_end += 1
         return True
 
     def _enter(self, node: Node, kind: Kind) -> None:

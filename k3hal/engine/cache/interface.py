@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from k3hal.engine.cache.keys import PrefixContext, UnitKeys
 from k3hal.engine.cache.stats import CacheStats
+from k3hal.engine.tier.interface import TierStats, TransferDone, Transfers
 
 NEVER = 2**62
 """A position no sequence reaches."""
@@ -57,6 +59,11 @@ class SequenceCache(Protocol):
         """Fraction of the memory that is held for later sequences only."""
         ...
 
+    @property
+    def tier_stats(self) -> TierStats | None:
+        """What the external tier counts; None without one."""
+        ...
+
     def longest_sequence(self) -> int:
         """Tokens of the longest sequence that fits when it is alone."""
         ...
@@ -69,10 +76,15 @@ class SequenceCache(Protocol):
         ...
 
     def defer(self, token_ids: np.ndarray, keys: UnitKeys) -> bool:
-        """Whether a sequence better waits: a running one is about to leave a longer prefix of it than there is now.
+        """Whether a sequence better waits: a longer prefix of it than there is now is about to come.
 
-        That one stops there, on its way or at its end, so the wait ends.
+        A running sequence is about to leave it, and stops there, on its way or at its end; or the external tier has it.
+        Either way the wait ends.
         """
+        ...
+
+    def leave(self, keys: UnitKeys) -> None:
+        """A sequence waits no longer and is not admitted either."""
         ...
 
     def expect(self, row: int, token_ids: np.ndarray, keys: UnitKeys) -> None:
@@ -122,4 +134,25 @@ class SequenceCache(Protocol):
 
     def take_copies(self) -> PageCopies:
         """The copies owed since the last call. They must run before the next forward pass, in the same step."""
+        ...
+
+    @property
+    def transferring(self) -> bool:
+        """Whether the external tier needs steps, even ones without a sequence."""
+        ...
+
+    def take_transfers(self) -> Transfers:
+        """The movements to and from the external tier owed since the last call, for the same step as its copies."""
+        ...
+
+    def transferred(self, ended: Iterable[TransferDone]) -> None:
+        """Movements ended. Ends that nobody waits for are ignored."""
+        ...
+
+    def pause(self, seconds: float) -> None:
+        """Wait that long for the external tier, or shorter when something comes."""
+        ...
+
+    def close(self) -> None:
+        """Nothing is asked any more: let the external tier write what it has to."""
         ...

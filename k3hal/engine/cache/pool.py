@@ -97,6 +97,15 @@ class PagePool:
             raise RuntimeError(f"slot {slot} freed that is not in use")
         self._free_runs(np.array([slot], np.int64))
 
+    def open_slot(self, slot: int) -> np.ndarray:
+        """Make the memory of a slot pages in use, int64 [run]; the slot is no more."""
+        if self._kind[slot] != _SLOT:
+            raise RuntimeError(f"slot {slot} opened that is not in use")
+        self._kind[slot] = _PAGES
+        pages = self._pages_of[slot].copy()
+        self._used[pages] = True
+        return pages
+
     def evacuate(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Free one broken run by moving its used pages to other broken runs: (old pages, new pages), same length.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from k3hal.engine.cache.stats import CacheStats, Lookup, label_tokens
 from k3hal.engine.cache.stops import RowStops
 from k3hal.engine.cache.store import PageStore
 from k3hal.engine.cache.tree import Match, Node, common_digests
+from k3hal.engine.tier.interface import Connector, TierStats, TransferDone, Transfers
+from k3hal.engine.tier.session import DEFAULT_TIMEOUT, TierSession
 
 
 class PrefixCache:
@@ -26,7 +28,8 @@ class PrefixCache:
     Everything lies in one arena: the pages and slots of rows, and of the index what no row needs. Rows come first;
     what the index holds beside them is given up, least valuable first, when memory runs out. A hit copies the snapshot
     into the row's own slot and the page it ends in, if it ends inside one, into a page of the row's own, so that
-    nobody ever writes what another may read.
+    nobody ever writes what another may read. With a `connector` what the index keeps is stored outside too, and comes
+    back into the index before a sequence that begins so is admitted.
     """
 
     def __init__(
@@ -40,6 +43,8 @@ class PrefixCache:
         match_unit: int = 128,
         seed: bytes | None = None,
         clock: Callable[[], float] = time.monotonic,
+        connector: Connector | None = None,
+        connector_timeout: float = DEFAULT_TIMEOUT,
     ) -> None:
         self.geometry, self.policy = geometry, policy
         self.page_tokens, self.match_unit = geometry.page_tokens, match_unit
@@ -54,6 +59,9 @@ class PrefixCache:
         self.index = PrefixIndex(
             geometry, self._store, policy, match_unit, self.stats, clock, page_moved=self._rename_in_rows
         )
+        self._tier: TierSession | None = None
+        if connector is not None:
+            self._tier = TierSession(connector, self.index, self._store, clock, connector_timeout)
         self._keys: list[UnitKeys | None] = [None] * max_rows
         self._prompts: list[PromptFacts | None] = [None] * max_rows
         self._origin: list[list[Node]] = [[] for _ in range(max_rows)]
@@ -71,6 +79,10 @@ class PrefixCache:
     def cached_usage(self) -> float:
         """Fraction of the memory that is held for later sequences only."""
         return self.pool.usage - self.usage
+
+    @property
+    def tier_stats(self) -> TierStats | None:
+        return self._tier.stats if self._tier else None
 
     def use(self, policy: RetentionPolicy) -> None:
         """Keep by another policy from now on. What there is stays until that one gives it up."""
@@ -115,6 +127,7 @@ class PrefixCache:
         if pages > self.page_table.shape[1] or self._store.room < needed:
             return None
         found = self._explain(token_ids, keys, match)
+        self.leave(keys)
         self._count(found, resumed=resumed)
         facts = self._facts(token_ids, keys, match)
         prompt = 0 if resumed else token_ids.size
@@ -131,7 +144,16 @@ class PrefixCache:
         if keys.context.private or not self.policy.shares:
             return False
         due = max((self._due(row, token_ids, keys) for row in self._stops.under_way()), default=0)
-        return due > 0 and due > self._match(token_ids, keys).cached
+        if due > 0 and due > self._match(token_ids, keys).cached:
+            return True
+        reserve = int(np.count_nonzero(self.slots))
+        return self._tier is not None and self._tier.waits(
+            token_ids, keys, lambda: self._match(token_ids, keys), reserve
+        )
+
+    def leave(self, keys: UnitKeys) -> None:
+        if self._tier:
+            self._tier.leave(keys)
 
     def expect(self, row: int, token_ids: np.ndarray, keys: UnitKeys) -> None:
         if self.policy.shares and not keys.context.private and row in self._stops.under_way():
@@ -153,6 +175,7 @@ class PrefixCache:
             node = self.index.snapshot(keys, token_ids, self._pages(row, position), int(self.slots[row]), kind)
             if node is not None:
                 self._origin[row].append(node)
+                self._offer(keys, token_ids, self._pages(row, position), node.slot)
         self._arm(row, position)
 
     def extend(self, row: int, num_tokens: int) -> bool:
@@ -180,12 +203,33 @@ class PrefixCache:
 
     def forget(self) -> None:
         """Drop whatever no row holds: it may not be what its name says. Copies still owed to the index are void."""
+        if self._tier:
+            self._tier.reset()
         self.index.clear()
 
     def take_copies(self) -> PageCopies:
         copies = self._store.take_copies()
         self.stats.pages_copied += len(copies)
         return copies
+
+    @property
+    def transferring(self) -> bool:
+        return self._tier is not None and self._tier.busy
+
+    def take_transfers(self) -> Transfers:
+        return self._tier.take() if self._tier else Transfers()
+
+    def transferred(self, ended: Iterable[TransferDone]) -> None:
+        if self._tier:
+            self._tier.done(ended)
+
+    def pause(self, seconds: float) -> None:
+        if self._tier:
+            self._tier.pause(seconds)
+
+    def close(self) -> None:
+        if self._tier:
+            self._tier.close()
 
     def _match(self, token_ids: np.ndarray, keys: UnitKeys) -> Match:
         """The last token is always computed, for its logits."""
@@ -261,12 +305,24 @@ class PrefixCache:
         if keys.context.private or not self.policy.keeps_end(token_ids.size, preempted=preempted):
             return False
         kind = Kind.PREEMPTED if preempted else Kind.SEQUENCE_END
-        return self.index.adopt(keys, token_ids, self._pages(row, token_ids.size), int(self.slots[row]), kind)
+        pages, slot = self._pages(row, token_ids.size), int(self.slots[row])
+        if not self.index.adopt(keys, token_ids, pages, slot, kind):
+            return False
+        self.stats.snapshots_kept_at_end += 1
+        self._offer(keys, token_ids, pages, slot)
+        return True
+
+    def _offer(self, keys: UnitKeys, token_ids: np.ndarray, pages: np.ndarray, slot: int) -> None:
+        """Let the external tier have what the index has just begun to keep."""
+        if self._tier:
+            self._tier.offer(PrefixNames(keys, token_ids), token_ids.size, pages, slot)
 
     def _withdraw(self, row: int) -> None:
         """Nothing a failed row computed, or started from, may serve another."""
         self._store.free_slot(int(self.slots[row]), row=True)
         for node in self._origin[row]:
+            if self._tier:
+                self._tier.withdraw(node.digests[-DIGEST_BYTES:])
             if node.number >= 0:
                 self.index.withdraw(node)
 
@@ -290,3 +346,5 @@ class PrefixCache:
         renamed = np.arange(self.pool.num_pages, dtype=np.int32)
         renamed[old] = new
         table[:] = renamed[table]
+        if self._tier:
+            self._tier.renamed(renamed)

@@ -69,6 +69,13 @@ class PageStore:
         if row:
             self.row_pages -= self.run
 
+    def open_slot(self, slot: int) -> np.ndarray:
+        """A row's slot becomes pages that a row holds, int64 [run]."""
+        pages = self.pool.open_slot(slot)
+        self.row_pages -= self.run
+        self.hold_in_row(pages)
+        return pages
+
     def give_slot_to_index(self) -> None:
         """A row's slot becomes a snapshot where it lies."""
         self.row_pages -= self.run
