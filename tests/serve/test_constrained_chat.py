@@ -5,6 +5,7 @@ import json
 import threading
 import time
 
+import anthropic
 import jsonschema
 import openai
 import pytest
@@ -191,6 +192,35 @@ def test_required_calls_beside_a_format(client):
         assert choice.message.tool_calls
         if choice.message.content:
             VALIDATE(json.loads(choice.message.content))
+
+
+PICK = {
+    "type": "object",
+    "properties": {"n": {"enum": [1, 2, 3]}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+
+
+def test_the_other_apis_are_held_to_it_too(client):
+    form = {"type": "json_schema", "name": "pick", "schema": PICK, "strict": True}
+    answer = client.responses.create(
+        model="nano", input="Hi", text={"format": form}, reasoning={"effort": "none"}, max_output_tokens=200
+    )
+    assert json.loads(answer.output_text)["n"] in (1, 2, 3)
+    base = str(client.base_url).removesuffix("/v1/")
+    with anthropic.Anthropic(base_url=base, api_key="none", max_retries=0, timeout=120) as other:
+        message = other.messages.create(
+            model="nano",
+            max_tokens=1500,
+            messages=HI,
+            thinking={"type": "disabled"},
+            tools=[{"name": "pick", "input_schema": PICK}],
+            tool_choice={"type": "tool", "name": "pick"},
+        )
+    (call,) = (block for block in message.content if block.type == "tool_use")
+    assert message.stop_reason == "tool_use"
+    assert call.input["n"] in (1, 2, 3)
 
 
 @pytest.mark.parametrize(
