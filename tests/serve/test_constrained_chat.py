@@ -4,6 +4,7 @@ import contextlib
 import json
 import threading
 import time
+from typing import Any
 
 import anthropic
 import jsonschema
@@ -19,7 +20,7 @@ from k3hal.serve.state import ServerConfig, ServerState
 from k3hal.tokenizer import CLOSE, OPEN, Tokenizer
 
 TOKENIZER = Tokenizer(synthetic_ranks())
-HI = [{"role": "user", "content": "Hi"}]
+HI: Any = [{"role": "user", "content": "Hi"}]
 # A model that knows nothing seldom closes anything; this makes its answers end within a test's time.
 ENDING = [TOKENIZER.special(CLOSE), *sorted(TOKENIZER.eos_ids), *(TOKENIZER.encode_ordinary(c)[0] for c in '"}]')]
 BIAS = {str(token): 6.0 for token in ENDING}
@@ -36,7 +37,7 @@ SCHEMA = {
                        "required": ["n"], "additionalProperties": False}},
 }  # fmt: skip
 FORMAT = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True}}
-TOOLS = [
+TOOLS: Any = [
     {"type": "function", "function": {"name": "make", "parameters": SCHEMA, "strict": True}},
     {"type": "function", "function": {"name": "stop", "parameters": {"type": "object", "properties": {}}}},
 ]
