@@ -207,3 +207,28 @@ def test_a_poisoned_sequence_leaves_nothing_in_the_tier(backing: int) -> None:
     left = [entry.meta.end for entry in tier(harness)._shelf.catalogue.entries.values()]
     assert max(left, default=0) < start
     assert say(harness, "good again", prompt) < start
+
+
+def test_after_a_step_that_lost_copies_a_load_under_way_is_void() -> None:
+    harness = make(chances={"slow_move": 1.0})
+    prompt = prompt_of(11, 40)
+    harness.kit.faults.slow_move = 0.0  # pyright: ignore[reportOptionalMemberAccess]
+    say(harness, "short", prompt[:17])
+    say(harness, "long", prompt)
+    harness.cache.index.clear()
+    say(harness, "short again", prompt[:17])
+    harness.kit.faults.slow_move = 1.0  # pyright: ignore[reportOptionalMemberAccess]
+    harness.add("it", prompt, GREEDY)
+    for _ in range(4):
+        harness.step()
+    session: Any = harness.cache._tier
+    (load,) = session._moving.values()
+    assert load.shared.size == 4
+    harness.cache.forget()
+    audit(harness.cache)
+    harness.kit.faults.slow_move = 0.0  # pyright: ignore[reportOptionalMemberAccess]
+    harness.run()
+    assert tier(harness).stats.failures["transfer"] == 1
+    assert harness.outputs["it"][-1].num_cached_tokens in (0, 36)
+    assert harness.tokens("it") == greedy_by_hand(prompt, GREEDY, 24)[0]
+    harness.assert_clean()

@@ -330,6 +330,8 @@ def test_a_store_that_goes_away_leaves_the_engine_running(
         assert hit == 0
         assert stats(llm).failures["error"] == 1
         assert answer(llm, prompt)[0] == first
+        assert answer(llm, tokens(5, 200))[1] == 0
+        assert stats(llm).failures["error"] == 1, "it was asked again at once"
         server.down = False
         core: Any = llm._engine.engine.core
         core.scheduler.cache.index.clear()

@@ -123,8 +123,7 @@ class PrefixCache:
         shared = path[: match.cached // self.page_tokens]
         pages = self.geometry.pages_for(token_ids.size)
         fresh = pages - shared.size
-        needed = self._store.newly_held(shared) + fresh + self.pool.run + reserve_pages
-        if pages > self.page_table.shape[1] or self._store.room < needed:
+        if pages > self.page_table.shape[1] or not self._fits(shared, fresh + self.pool.run + reserve_pages):
             return None
         found = self._explain(token_ids, keys, match)
         self.leave(keys)
@@ -139,6 +138,15 @@ class PrefixCache:
             self._arm(row, found.cached)
         self._occupy(row, match.node, path, shared, fresh)
         return found.cached
+
+    def _fits(self, shared: np.ndarray, more: int) -> bool:
+        """Whether a row can hold `shared` pages and `more` others.
+
+        When nothing runs that could end, prefixes on their way from outside give back what is held for them.
+        """
+        if self._store.room < self._store.newly_held(shared) + more and self._tier and not self.slots.any():
+            self._tier.give_back()
+        return self._store.room >= self._store.newly_held(shared) + more
 
     def defer(self, token_ids: np.ndarray, keys: UnitKeys) -> bool:
         if keys.context.private or not self.policy.shares:

@@ -43,7 +43,7 @@ class HostTier:
             entry = self._longest(names, limit, floor)
         if entry is not None:
             return entry.meta.key
-        return b"" if self._shelf.shared else None
+        return b"" if self._shelf.shared and self._shelf.answers else None
 
     def fetch(self, names: PrefixNames, limit: int, floor: int) -> int | None:
         with self._lock:
@@ -185,6 +185,7 @@ class HostTier:
             metas = self._backing.resolve(names, limit, fetch.floor)
         except OSError as error:
             logger.warning("the external prefix cache cannot be asked: %s", error)
+            self._shelf.no_answer()
             outcome = "error"
         catalogue = self._shelf.catalogue
         with self._lock:

@@ -118,6 +118,12 @@ class TierSession:
         if not load.waiting and load.stage == _Stage.FETCHING:
             self._end(load)
 
+    def give_back(self) -> None:
+        """Memory is needed more than the prefixes that are still being fetched: who waits for one is computed."""
+        for load in list(self._loads.values()):
+            if load.stage == _Stage.FETCHING:
+                self._fail(load, "no_room")
+
     def take(self) -> Transfers:
         """The movements owed since the last call."""
         taken = Transfers(tuple(self._new_stores), tuple(self._new_loads))
@@ -145,7 +151,7 @@ class TierSession:
         for transfer in self._new_loads:
             self._arrived(self._moving.pop(transfer.epoch), ok=False)
         self._new_stores, self._new_loads = [], []
-        for load in {id(load): load for load in self._loads.values()}.values():
+        for load in list(self._loads.values()):
             if load.stage == _Stage.FETCHING:
                 self._fail(load, "transfer")
         for load in self._moving.values():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterable
 
 import numpy as np
@@ -14,6 +15,9 @@ from k3hal.engine.tier.checks import page_sums
 from k3hal.engine.tier.interface import ObjectMeta, ObjectShape, TierStats
 
 logger = logging.getLogger(__name__)
+
+_LEFT_ALONE = 30.0
+"""Seconds for which a shared backing is not asked again that did not answer: each time may take long."""
 
 
 class Shelf:
@@ -29,12 +33,23 @@ class Shelf:
         self.catalogue = Catalogue(shape.unit)
         self.changed = threading.Condition(threading.RLock())
         self._memory = memory
+        self._silent_until = 0.0
         self._free = list(range(memory.shape[0] - 1, -1, -1))
 
     @property
     def shared(self) -> bool:
         """Whether others write to the backing too."""
         return self.backing is not None and self.backing.shared
+
+    @property
+    def answers(self) -> bool:
+        """Whether there is a backing and, if others share it, it answered when it was asked last."""
+        return self.backing is not None and time.monotonic() >= self._silent_until
+
+    def no_answer(self) -> None:
+        """The backing failed."""
+        if self.shared:
+            self._silent_until = time.monotonic() + _LEFT_ALONE
 
     def rows(self, pages: np.ndarray) -> list[memoryview]:
         return [self._memory[page].data for page in pages.tolist()]

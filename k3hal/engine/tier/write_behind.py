@@ -22,7 +22,7 @@ def write_behind(shelf: Shelf, entry: Entry) -> None:
         assert pages is not None
         entry.hold(is_state, pages, shelf.sums(pages))
     with shelf.changed:
-        chain = [] if shelf.backing is None or entry.dead else _unwritten(shelf, entry)
+        chain = _unwritten(shelf, entry) if shelf.answers and not entry.dead else []
         shelf.pin(chain)
         shelf.unpin([entry])
     for step in chain:
@@ -66,10 +66,11 @@ def _has_room(shelf: Shelf, entry: Entry, size: int, capacity: int) -> bool:
     shelf.catalogue.touch(entry)
     shelf.shrink(capacity - size)
     begins = entry.parent is None or entry.parent.stored
-    return size <= capacity and begins and not entry.dead
+    return size <= capacity and begins and shelf.answers and not entry.dead
 
 
 def _note_failure(shelf: Shelf, error: OSError) -> None:
+    shelf.no_answer()
     shelf.stats.write_errors += 1
     if shelf.stats.write_errors == 1:
         logger.warning("the external prefix cache cannot be written: %s. Further failures are only counted", error)
