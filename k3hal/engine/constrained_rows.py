@@ -32,7 +32,6 @@ class ConstrainedRows:
         self._vocab_size = vocab_size
         self._device = device
         self._words = -(-vocab_size // 32)
-        self._shifts = torch.arange(32, dtype=torch.int32, device=device)
         self._rows: dict[int, _Row] = {}
         self._failures: dict[int, str] = {}
 
@@ -73,10 +72,12 @@ class ConstrainedRows:
         used = [k for k, i in enumerate(places) if self._fill(masks[k], rows[i], int(positions[i]))]
         if not used:
             return
-        words = torch.from_numpy(masks[used]).to(self._device)
-        bits = (words.unsqueeze(-1) >> self._shifts).bitwise_and_(1).view(len(used), -1)[:, : self._vocab_size]
-        index = torch.tensor([places[k] for k in used], device=self._device)
-        logits[index] = logits[index].masked_fill_(bits == 0, -torch.inf)
+        forbidden = _forbidden(masks[used], self._vocab_size, self._device)
+        if len(used) == len(rows):
+            logits.masked_fill_(forbidden, -torch.inf)
+        else:
+            index = torch.tensor([places[k] for k in used], device=self._device)
+            logits[index] = logits[index].masked_fill_(forbidden, -torch.inf)
 
     def record(self, rows: list[int], token_ids: list[int]) -> None:
         """Go on past the tokens just sampled; one that was not allowed fails its row."""
@@ -114,3 +115,17 @@ class ConstrainedRows:
 
 def _fail(state: _Row, error: ConstraintError) -> None:
     state.matcher, state.error = None, f"the constraint on the output failed: {error}"
+
+
+def _forbidden(masks: np.ndarray, vocab_size: int, device: torch.device) -> Tensor:
+    """Which tokens may not come, bool [U, V] on the device, of masks int32 [U, words], which travel there packed."""
+    if device.type == "cpu":
+        bits = np.unpackbits(~masks.view(np.uint8), axis=-1, count=vocab_size, bitorder="little")
+        return torch.from_numpy(bits.view(np.bool_))
+    return ~unpacked(torch.from_numpy(masks).to(device), vocab_size)
+
+
+def unpacked(words: Tensor, vocab_size: int) -> Tensor:
+    """The bits of int32 [U, words], lowest first, as bool [U, V]."""
+    shifts = torch.arange(32, dtype=torch.int32, device=words.device)
+    return (words.unsqueeze(-1) >> shifts).bitwise_and_(1).view(len(words), -1)[:, :vocab_size] != 0

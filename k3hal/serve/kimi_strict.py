@@ -1,11 +1,18 @@
-"""Moonshot's hosted contract about sampling parameters, for `--kimi-strict-params`."""
+"""Moonshot's hosted contract, where it is narrower than ours, for `--kimi-strict-params`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from k3hal.errors import RequestError
+from k3hal.serve.chat_prompt import ChatPrompt
 from k3hal.serve.requests import GenerationRequest
+
+
+def check_hosted(prompt: ChatPrompt) -> None:
+    """Raise `RequestError` for a prompt that the hosted model does not take: thinking, and a tool that is forced."""
+    if prompt.tools.choice == "named" and prompt.channel == "reasoning":
+        raise RequestError("tool_choice cannot name a function while thinking is on", param="tool_choice")
 
 
 def fixed_sampling(asked: GenerationRequest, *, thinking: bool) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from k3hal.sampling_params import SamplingParams
 from k3hal.serve.chat_choice import ChatChoice, Delta
 from k3hal.serve.chat_prompt import ChatPrompt, render_chat
 from k3hal.serve.generate import Run
-from k3hal.serve.kimi_strict import fixed_sampling
+from k3hal.serve.kimi_strict import check_hosted, fixed_sampling
 from k3hal.serve.reading import beside
 from k3hal.serve.request_info import RequestInfo
 from k3hal.serve.requests import ChatRequest, check_prompt
@@ -39,6 +39,8 @@ async def begin_turn(
     model = state.model_name(asked.model)
     params = _params(state, asked, body)
     prompt, ids = await render_ids(state, body, info)
+    if state.config.kimi_strict_params:
+        check_hosted(prompt)
     engine = state.engine.info
     check_prompt(ids, engine.vocab_size, engine.max_model_len)
     info.facts["model"] = model

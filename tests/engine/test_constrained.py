@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from k3hal.dispatch.ops.sample import sample
+from k3hal.engine.constrained_rows import unpacked
 from k3hal.engine.interface import ConstraintError, EngineRequest
 from k3hal.engine.sampler import Sampler
 from k3hal.engine.sampling import GenerationDefaults, resolve_sampling
@@ -158,6 +159,13 @@ def test_whoever_ignores_the_end_reads_on_without_a_constraint() -> None:
     tokens = run_alone([2], params, Modular(5))
     assert len(tokens) == 30
     check_allowed(Modular(5), tokens[:6])
+
+
+@pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 100])
+def test_masks_unpack_alike_on_a_device_and_on_the_host(vocab_size: int) -> None:
+    words = np.random.default_rng(vocab_size).integers(-(2**31), 2**31, (3, 4), np.int64).astype(np.int32)
+    bits = np.unpackbits(words.view(np.uint8), axis=-1, count=vocab_size, bitorder="little")
+    assert unpacked(torch.from_numpy(words), vocab_size).tolist() == bits.astype(bool).tolist()
 
 
 def sampler_row(sampler: Sampler, row: int, constraint: Modular | None, **params: Any) -> None:

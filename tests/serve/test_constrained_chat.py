@@ -4,7 +4,9 @@ import contextlib
 import json
 import threading
 import time
+from typing import Any
 
+import anthropic
 import jsonschema
 import openai
 import pytest
@@ -18,7 +20,7 @@ from k3hal.serve.state import ServerConfig, ServerState
 from k3hal.tokenizer import CLOSE, OPEN, Tokenizer
 
 TOKENIZER = Tokenizer(synthetic_ranks())
-HI = [{"role": "user", "content": "Hi"}]
+HI: Any = [{"role": "user", "content": "Hi"}]
 # A model that knows nothing seldom closes anything; this makes its answers end within a test's time.
 ENDING = [TOKENIZER.special(CLOSE), *sorted(TOKENIZER.eos_ids), *(TOKENIZER.encode_ordinary(c)[0] for c in '"}]')]
 BIAS = {str(token): 6.0 for token in ENDING}
@@ -35,7 +37,7 @@ SCHEMA = {
                        "required": ["n"], "additionalProperties": False}},
 }  # fmt: skip
 FORMAT = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True}}
-TOOLS = [
+TOOLS: Any = [
     {"type": "function", "function": {"name": "make", "parameters": SCHEMA, "strict": True}},
     {"type": "function", "function": {"name": "stop", "parameters": {"type": "object", "properties": {}}}},
 ]
@@ -191,6 +193,35 @@ def test_required_calls_beside_a_format(client):
         assert choice.message.tool_calls
         if choice.message.content:
             VALIDATE(json.loads(choice.message.content))
+
+
+PICK = {
+    "type": "object",
+    "properties": {"n": {"enum": [1, 2, 3]}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+
+
+def test_the_other_apis_are_held_to_it_too(client):
+    form = {"type": "json_schema", "name": "pick", "schema": PICK, "strict": True}
+    answer = client.responses.create(
+        model="nano", input="Hi", text={"format": form}, reasoning={"effort": "none"}, max_output_tokens=200
+    )
+    assert json.loads(answer.output_text)["n"] in (1, 2, 3)
+    base = str(client.base_url).removesuffix("/v1/")
+    with anthropic.Anthropic(base_url=base, api_key="none", max_retries=0, timeout=120) as other:
+        message = other.messages.create(
+            model="nano",
+            max_tokens=1500,
+            messages=HI,
+            thinking={"type": "disabled"},
+            tools=[{"name": "pick", "input_schema": PICK}],
+            tool_choice={"type": "tool", "name": "pick"},
+        )
+    (call,) = (block for block in message.content if block.type == "tool_use")
+    assert message.stop_reason == "tool_use"
+    assert call.input["n"] in (1, 2, 3)
 
 
 @pytest.mark.parametrize(

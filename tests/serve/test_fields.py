@@ -63,6 +63,15 @@ def test_the_hosted_contract_fixes_the_sampling(running, turn, body, param):
         assert param is None or answer.json()["error"]["param"] == param
 
 
+def test_the_hosted_contract_forces_no_call_while_thinking(running, turn):
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    body = {"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "f"}}}
+    with running([turn("a", "b")], kimi_strict_params=True) as server:
+        refused = ask(server, body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tool_choice")
+        assert ask(server, {**body, "thinking": False}).status_code == 200
+
+
 def test_the_hosted_contract_is_what_reaches_the_engine(running, turn):
     with running([turn("a", "b")], kimi_strict_params=True, generation_defaults={"top_p": 0.5}) as server:
         seen = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ HI: Any = [{"role": "user", "content": "Hi"}]
 @pytest.fixture(scope="module")
 def client(nano_dir: Path, serving: Any) -> Iterator[openai.OpenAI]:
     """A client of a server over the nano model."""
-    built = build_engine(str(nano_dir), device="cpu", dtype="float32", max_model_len=512, max_num_seqs=8)
+    built = build_engine(str(nano_dir), device="cpu", dtype="float32", max_model_len=1024, max_num_seqs=8)
     with (
         serving(built.engine, built.tokenizer) as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made,
@@ -108,3 +109,31 @@ def test_a_stream_says_what_a_whole_answer_does(client: openai.OpenAI) -> None:
     assert tokens == [choice.token_ids for choice in whole.choices]
     assert usage.completion_tokens == whole.usage.completion_tokens == 16
     assert usage.prompt_tokens == whole.usage.prompt_tokens
+
+
+SCHEMA: Any = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}},
+    "required": ["ok"],
+    "additionalProperties": False,
+}
+
+
+def test_the_other_apis_force_calls_and_formats_too(client: openai.OpenAI) -> None:
+    anthropic: Any = pytest.importorskip("anthropic")
+    url = str(client.base_url).removesuffix("/v1/")
+    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as other:
+        tools = [{"name": "set", "input_schema": SCHEMA}, {"name": "other", "input_schema": SCHEMA}]
+        asked: Any = {"model": "k3", "max_tokens": 300, "messages": HI, "thinking": {"type": "disabled"}}
+        message = other.messages.create(**asked, tools=tools, tool_choice={"type": "tool", "name": "set"})
+        calls = [block for block in message.content if block.type == "tool_use"]
+        assert (message.stop_reason == "tool_use") == bool(calls)
+        assert {call.name for call in calls} <= {"set"}
+        assert all(isinstance(call.input["ok"], bool) for call in calls)
+        formatted = other.messages.create(**asked, output_config={"format": {"type": "json_schema", "schema": SCHEMA}})
+        assert json.loads(formatted.content[0].text) in ({"ok": True}, {"ok": False})
+    text: Any = {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True}}
+    answer = client.responses.create(
+        model="k3", input="Hi", reasoning={"effort": "none"}, text=text, max_output_tokens=300
+    )
+    assert json.loads(answer.output_text) in ({"ok": True}, {"ok": False})

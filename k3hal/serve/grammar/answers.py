@@ -28,13 +28,11 @@ class Grammar:
     values: Mapping[str, tuple[str, Any]]
 
 
-def answer_grammar(prompt: ChatPrompt, tokenizer: Tokenizer) -> Grammar | None:
-    """What may be answered to `prompt`; None if that is anything.
+def answer_grammar(prompt: ChatPrompt, tokenizer: Tokenizer) -> Grammar:
+    """What may be answered to `prompt`, which is constrained.
 
     Raises `RequestError` for a schema that cannot be followed where the request insists on it.
     """
-    if not is_constrained(prompt):
-        return None
     rules = Rules(tokenizer)
     try:
         return Grammar(rules.source(_answer(prompt, rules)), rules.values)

@@ -39,6 +39,7 @@ class Constraints:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
         self._lock = threading.Lock()
         self._compiled: OrderedDict[str, Future[Any]] = OrderedDict()
+        self._asked: OrderedDict[str, Future[Any]] = OrderedDict()
 
     async def of(self, prompt: ChatPrompt) -> Constraint | None:
         """What `prompt` may be answered; None if that is anything. The event loop goes on meanwhile.
@@ -49,11 +50,10 @@ class Constraints:
 
     def constraint(self, prompt: ChatPrompt) -> Constraint | None:
         """As `of`, for callers that wait."""
-        grammar = answer_grammar(prompt, self._tokenizer)
-        if grammar is None:
+        if not is_constrained(prompt):
             return None
         try:
-            compiled = self._cached(grammar).result()
+            compiled = self._begun(prompt).result()
         except RequestError as error:
             form = prompt.response_format
             param = "tools" if form.kind == "text" else form.param
@@ -64,6 +64,21 @@ class Constraints:
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _begun(self, prompt: ChatPrompt) -> Future[Any]:
+        """The compilation for a prompt. What was asked for lately is found without writing its grammar again."""
+        key = _asked(prompt)
+        with self._lock:
+            future = self._asked.get(key)
+            if future is not None and not (future.done() and (future.cancelled() or future.exception())):
+                self._asked.move_to_end(key)
+                return future
+        future = self._cached(answer_grammar(prompt, self._tokenizer))
+        with self._lock:
+            self._asked[key] = future
+            if len(self._asked) > CACHED:
+                self._asked.popitem(last=False)
+        return future
 
     def _cached(self, grammar: Grammar) -> Future[Any]:
         """The compilation of a grammar, begun once however many ask for it at a time; a failed one is forgotten."""
@@ -120,6 +135,17 @@ class Constraints:
             stop_token_ids=sorted(tokenizer.eos_ids),
         )
         return xgrammar, info, xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+
+
+def _asked(prompt: ChatPrompt) -> str:
+    """A text that is the same for prompts that ask for the same."""
+    tools, form = prompt.tools, prompt.response_format
+    functions = [tools.all[name] for name in tools.allowed]
+    asked = [prompt.channel, functions, tools.choice, tools.parallel, form.kind, form.value, form.strict, form.param]
+    try:
+        return json.dumps(asked)
+    except RecursionError:
+        raise RequestError("the requested output is nested too deep to be enforced") from None
 
 
 def _named(xgrammar: Any, kind: str, of: Any) -> Any:
