@@ -49,6 +49,9 @@ def attn_res_mix(
     return mix if out_weight is None else rms_norm(mix, out_weight, out_eps)
 
 
+SHOWS = 0.02
+"""Of a row's RMS: an error below it is within every cap."""
+
 FP32_SLACK = 2.0**-21
 """Of the sum of magnitudes that a mix is a sum of: what fp32 may be off by, eight of its roundings."""
 
@@ -60,8 +63,11 @@ def settle_ties(args: Mapping[str, Any], outputs: Outputs, golden: Outputs) -> O
     if norm is None or out.dtype is torch.float32:
         return outputs
     step = torch.finfo(out.dtype).eps
-    # One rounding explains half a step, the mix of the other side up to a whole one more.
-    rows = ((out.double() - wanted).abs() > step * wanted.abs()).any(-1).nonzero().squeeze(-1)
+    # One rounding explains half a step, the mix of the other side up to a whole one more. Many results are half to one
+    # step off, and few of those so large that it shows.
+    error, size = (out.double() - wanted).abs(), step * wanted.abs()
+    odd = (error > size) | ((error > 0.51 * size) & (error > SHOWS * wanted.square().mean(-1, keepdim=True).sqrt()))
+    rows = odd.any(-1).nonzero().squeeze(-1)
     if not rows.numel():
         return outputs
     weights, sources = _shares(args, golden["prefix"], rows)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from k3hal.engine.flights import Flight, Flights
 from k3hal.engine.interface import EngineInfo, EngineOutput, EngineRequest, EngineStats, TokenLogprob
-from k3hal.engine.request import Request
+from k3hal.engine.request import NO_ROW, Request
 from k3hal.engine.sampling import GenerationDefaults
 from k3hal.engine.scheduler import Scheduler
 from k3hal.engine.step_plan import StepPlan, StepResult
@@ -147,7 +147,7 @@ class EngineCore:
 
         When the runner fails, the requests of the step end with `finish_reason="error"` and the rest go on, unless that
         happens several times in a row: then the engine is dead and every request ends so. An interrupt (Ctrl-C) passes
-        through, and requests whose steps were under way can then only be aborted.
+        through, and the requests whose steps were under way have ended.
         """
         while len(self.flights) < self.flights.depth and (scheduled := self.scheduler.schedule()) is not None:
             self.flights.start(self.runner.execute, *scheduled)
@@ -159,9 +159,11 @@ class EngineCore:
             result = flight.answer.result()
         except Exception as error:
             logger.exception("step %d failed with %d sequences", plan.epoch, plan.num_seqs)
-            return self._fail(flight, f"{type(error).__name__}: {error}")
+            reason = f"{type(error).__name__}: {error}"
+            self._failed_steps += 1
+            return self._fail(flight, reason) if self._failed_steps < FAILED_STEPS_UNTIL_DEAD else self.die(reason)
         except BaseException:
-            self._lose(flight)
+            self._fail(flight, "the step was interrupted")
             raise
         if result.epoch != plan.epoch:
             raise RuntimeError(f"the runner answered step {result.epoch}, asked was {plan.epoch}")
@@ -226,29 +228,21 @@ class EngineCore:
 
         The steps that were planned on the success of the one that failed have failed too.
         """
-        self._failed_steps += 1
-        if self._failed_steps >= FAILED_STEPS_UNTIL_DEAD:
-            return self.die(reason)
-        self._lose(flight)
-        lost = [request for request in self._requests.values() if request.spoilt]
-        for request in lost:
-            request.finish_reason, request.error = "error", reason
-        return self._finish(lost)
-
-    def _lose(self, flight: Flight) -> None:
-        """Nobody knows what a step did, nor those planned on it: what they touched is not to be trusted."""
         lost = self.flights.drop(flight)
         copied = any(len(one.plan.copies) for one in lost)
+        ended = [epoch for one in lost for epoch in one.plan.transfers.epochs]
         for request in [request for one in lost for request in one.requests]:
             request.spoilt = True
-        for request in self.scheduler.running if copied else ():
-            request.spoilt = True
-        ended = [epoch for one in lost for epoch in one.plan.transfers.epochs]
         self.scheduler.cache.transferred(TransferDone(epoch, ok=False) for epoch in ended)
         self.scheduler.give_up()
         self.scheduler.free_left()
+        gone = [request for request in self._requests.values() if request.spoilt or (copied and request.row != NO_ROW)]
+        for request in gone:
+            request.finish_reason, request.error = "error", reason
+        outputs = self._finish(gone)
         if copied:
             self.scheduler.cache.forget()
+        return outputs
 
     def _finish(self, requests: list[Request]) -> list[EngineOutput]:
         """Forget requests that end without a token, and tell so."""

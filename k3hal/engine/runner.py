@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
@@ -82,7 +81,7 @@ class ModelRunner:
             if self._mover:
                 self._mover.drain()
             raise
-        return dataclasses.replace(result, transferred=self._mover.finished()) if self._mover else result
+        return replace(result, transferred=self._mover.finished()) if self._mover else result
 
     def _execute(self, plan: StepPlan) -> StepResult:
         if not plan.num_seqs:

@@ -55,7 +55,7 @@ REQUESTS: list[tuple[str, Any, int, str | None, str]] = [
     (CHAT, {"messages": [HI]}, 400, "messages[0]", r"messages\[0\] must be an object"),
     (CHAT, {"messages": [{"role": "user"}]}, 400, "messages[0].content", "is missing"),
     (CHAT, {"messages": [{"role": "cook", "content": "x"}]}, 400, "messages[0].role", "got 'cook'"),
-    (CHAT, {"messages": HI, "tools": [{"type": "magic"}]}, 400, "tools[0].type", "must be an object with"),
+    (CHAT, {"messages": HI, "tools": [{"type": "magic"}]}, 400, "tools[0].type", 'must be "function", got'),
     (CHAT, {"messages": HI, "reasoning_effort": "some"}, 400, "reasoning_effort", "one of .* got 'some'"),
     (CHAT, {"messages": HI, "temperature": -1}, 400, "temperature", r"temperature must be in \[0, 100\], got -1"),
     ("/tokenize", {}, 400, "prompt", "give either prompt or messages"),

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from k3hal.engine.cache.keys import NO_CONTEXT
+from k3hal.engine.async_engine import AsyncEngine
 from k3hal.engine.flights import Flights
-from k3hal.engine.request import Request
+from k3hal.engine.interface import EngineOutput, EngineRequest
 from k3hal.engine.step_plan import StepPlan, StepResult
 from k3hal.llm import LLM
 from k3hal.sampling_params import SamplingParams
 
-from .cache_audit import audit
 from .fold_model import VOCAB
 from .harness import Harness, greedy_by_hand
 from .test_fold_oracle import ARRIVALS, alone
@@ -206,63 +205,25 @@ def test_an_abort_ends_at_once_and_frees_when_the_steps_have_run(depth: int) -> 
     harness.assert_clean()
 
 
-@pytest.mark.parametrize("wrong", [1, 2, 1000])
-def test_drafts_save_steps_and_change_nothing(wrong: int) -> None:
-    harness = Harness(drafts=5, wrong_drafts=wrong)
-    harness.add("a", PROMPT, LONG)
-    harness.run()
-    assert harness.tokens("a") == greedy_by_hand(PROMPT, LONG, 58)[0]
-    assert (harness.steps < 16) == (wrong == 1000)
-    assert (harness.model.accepted > 0) == (wrong > 1)
-    harness.assert_clean()
+def test_the_engine_thread_plans_ahead_and_drains() -> None:
+    harness = Harness(num_runs=12, policy="cost")
+    harness.core.flights = Flights(3)
+    engine, outputs = AsyncEngine(harness.core), dict[str, list[int]]()
+    prompts = {f"r{i}": [*PROMPT, i + 2] for i in range(5)}
 
+    def collect(increments: Sequence[EngineOutput]) -> None:
+        for output in increments:
+            outputs.setdefault(output.request_id, []).extend(output.token_ids)
 
-class Listed:
-    """A drafter that proposes what it was told to, in turn."""
-
-    def __init__(self, drafts: list[list[int]]) -> None:
-        self.drafts = drafts
-
-    def propose(self, requests: list[Request], limits: list[int]) -> list[np.ndarray]:
-        return [np.array(self.drafts.pop(0) if self.drafts else [], np.int64) for _ in requests]
-
-
-def test_steps_with_and_without_drafts_alternate() -> None:
-    answer = greedy_by_hand(PROMPT, LONG, 58)[0]
-    harness = Harness()
-    harness.scheduler.drafter = Listed([answer[1:4], [], answer[5 + 1 : 5 + 3], []])
-    harness.add("a", PROMPT, LONG)
-    for expected in (1, 5, 6, 9, 10):
-        harness.step()
-        assert len(harness.tokens("a")) == expected
-    harness.run()
-    assert harness.tokens("a") == answer
-
-
-def test_a_draft_that_was_not_taken_is_known_to_nobody() -> None:
-    answer = greedy_by_hand(PROMPT, LONG, 58)[0]
-    wrong = [(answer[1] + 1) % (VOCAB - 1)] * 6
-    harness = Harness(policy="interval:1", match_unit=1)
-    harness.scheduler.drafter = Listed([wrong] * 4)
-    harness.add("a", PROMPT, LONG)
-    for _ in range(3):
-        harness.step()
-        audit(harness.cache)
-    harness.keep(harness.core.abort(["a"]))
-    text = np.array([*PROMPT, answer[0], *wrong])
-    assert harness.cache.lookup(text, NO_CONTEXT).cached <= len(PROMPT) + 1
-
-
-def test_drafts_end_where_a_state_is_wanted() -> None:
-    answer = greedy_by_hand(PROMPT, LONG, 58)[0]
-    harness = Harness(policy="interval:4")
-    harness.scheduler.drafter = Listed([answer[1:8]])
-    harness.add("a", PROMPT, LONG)
-    for _ in range(3):
-        harness.step()
-    assert harness.tokens("a") == answer[:3]
-    harness.run()
-    assert harness.cache.stats.snapshots_taken >= 5
+    engine.start(collect)
+    for name, prompt in prompts.items():
+        engine.submit(EngineRequest(name, prompt, LONG))
+    engine.submit(EngineRequest("gone", PROMPT, LONG))
+    engine.abort(["gone"])
+    engine.close(drain_timeout=60)
+    assert harness.scheduler.idle and not harness.core.flights
+    for name, prompt in prompts.items():
+        assert outputs[name] == greedy_by_hand(prompt, LONG, 57)[0]
 
 
 MIXED = [

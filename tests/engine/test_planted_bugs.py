@@ -26,9 +26,8 @@ def test_the_check_fails_with_the_bug_and_only_then(bug: Bug, monkeypatch: pytes
     bug.check()
 
 
-def test_every_report_of_what_there_is_is_planted() -> None:
-    about_an_external_store = {10, 11, 12}
-    assert [bug.number for bug in BUGS] == sorted({*range(1, 31)} - about_an_external_store)
+def test_every_report_is_planted() -> None:
+    assert [bug.number for bug in BUGS] == list(range(1, 31))
 
 
 def test_the_page_lists_them() -> None:

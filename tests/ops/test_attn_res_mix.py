@@ -99,22 +99,25 @@ def _near_a_tie(distance: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _from_the_other_side(args: dict[str, Any], other: float) -> Tensor:
-    """The result if the first element of the mix is rounded to `other`; a weight makes it differ by a step."""
+def _from_the_other_side(args: dict[str, Any], other: float, large: bool) -> Tensor:
+    """The result if the first element of the mix is rounded to `other`; a weight makes it differ by more than a step;
+    where it is `large`, by half to one."""
     mix = attn_res_mix(**{**args, "out_weight": None})
     mix[0, 0] = other
-    for weight in torch.arange(0.5, 1.0, 2.0**-8).tolist():
+    least, most = (0.6 * 2.0**-7, 2.0**-7) if large else (2.0**-7, 1.0)
+    for weight in (torch.arange(0.5, 1.0, 2.0**-8) * (8 if large else 1)).tolist():
         args["out_weight"][0] = weight
         out, wanted = rms_norm(mix, args["out_weight"], 0.0), golden(OPERATOR, args)["out"]
-        if float((out.double() - wanted).abs()[0, 0] / wanted[0, 0]) > 2.0**-7:
+        if least < float((out.double() - wanted).abs()[0, 0] / wanted[0, 0]) <= most:
             return out
-    raise AssertionError("no weight makes it differ by a step")
+    raise AssertionError("no weight makes it differ so much")
 
 
+@pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize(("distance", "settles"), [(2e-7, True), (-2e-7, True), (1e-4, False), (-1e-4, False)])
-def test_a_mix_half_way_between_two_values_may_be_either(distance: float, settles: bool) -> None:
+def test_a_mix_half_way_between_two_values_may_be_either(distance: float, settles: bool, large: bool) -> None:
     args = _near_a_tie(distance)
-    out = _from_the_other_side(args, 1.0 if distance > 0 else 1.0 + 2.0**-7)
+    out = _from_the_other_side(args, 1.0 if distance > 0 else 1.0 + 2.0**-7, large)
     expected = golden(OPERATOR, args)
     state = {"prefix": args["prefix"], "blocks": args["blocks"]}
     settled = settle_ties(args, {"out": out, **state}, expected)["out"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from . import corruption, drafts, rates
+from . import corruption, drafts, rates, store
 from .bug import REPORTS, Bug
 
-BUGS: list[Bug] = sorted((*rates.BUGS, *corruption.BUGS, *drafts.BUGS), key=lambda bug: bug.number)
+BUGS: list[Bug] = sorted((*rates.BUGS, *corruption.BUGS, *drafts.BUGS, *store.BUGS), key=lambda bug: bug.number)
 
 
 def table() -> list[str]:
