@@ -175,9 +175,11 @@ def test_logits_after_an_answer_are_all_computed(nano_dir: Path) -> None:
         assert (llm.logits(prompt) == before).all()
 
 
-def test_a_folder_in_use_and_too_little_host_memory_are_refused(nano_dir: Path, tmp_path: Path) -> None:
+def test_a_folder_in_use_and_too_little_memory_are_refused(nano_dir: Path, tmp_path: Path) -> None:
     with LLM(nano_dir, **CACHED, prefix_disk_cache=tmp_path), pytest.raises(UsageError, match="in use by another"):
         LLM(nano_dir, **CACHED, prefix_disk_cache=tmp_path)
     with pytest.raises(CapacityError, match="does not hold one state"):
         LLM(nano_dir, **{**CACHED, "prefix_host_cache_gb": 1e-6})
+    with pytest.raises(CapacityError, match="prefix_disk_cache_gb 1e-06 does not hold one state"):
+        LLM(nano_dir, **CACHED, prefix_disk_cache=tmp_path, prefix_disk_cache_gb=1e-6)
     LLM(nano_dir, **CACHED, prefix_disk_cache=tmp_path).close()
