@@ -109,6 +109,26 @@ def test_an_edit_in_the_middle_resumes_before_it(nano_dir: Path, plain: LLM, tmp
         assert hit <= place
 
 
+def test_a_prompt_beyond_host_memory_costs_nobody_else(nano_dir: Path) -> None:
+    small, large = tokens(8, 130), tokens(9, 900)
+    with LLM(nano_dir, **{**CACHED, "prefix_host_cache_gb": 0.005}) as llm:
+        answer(llm, small)
+        answer(llm, large)
+        assert stats(llm).stores_dropped > 0
+        lose_device_memory(llm)
+        assert answer(llm, small)[1] >= 128
+
+
+def test_a_prompt_beyond_the_disk_budget_costs_nobody_else(nano_dir: Path, tmp_path: Path) -> None:
+    small, large = tokens(8, 130), tokens(9, 900)
+    disk = {**CACHED, "prefix_disk_cache": tmp_path, "prefix_disk_cache_gb": 0.005}
+    with LLM(nano_dir, **disk) as llm:
+        answer(llm, small)
+        answer(llm, large)
+    with LLM(nano_dir, **disk) as llm:
+        assert answer(llm, small)[1] >= 128
+
+
 def test_preempted_sequences_resume_from_the_host(nano_dir: Path, plain: LLM) -> None:
     prompts = [[*tokens(7, 100), *tokens(20 + i, 60 * i)] for i in range(4)]
     long = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
