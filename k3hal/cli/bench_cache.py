@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,6 +42,8 @@ Plot = Annotated[
 ]
 
 _RANKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 96)
+_MOST_GB = 10_000
+"""More than any rank has. The books of a page are real, so that a budget of a million GB would take all memory here."""
 
 
 def bench_cache(
@@ -96,8 +97,8 @@ def bench_cache(
 
 
 def _check_numbers(budget_gb: float, tp: int, kv: str, match_unit: int, head: int | None) -> None:
-    if not 0 < budget_gb < math.inf:
-        raise UsageError(f"--budget-gb is {budget_gb}", hint="a positive number")
+    if not 0 < budget_gb <= _MOST_GB:
+        raise UsageError(f"--budget-gb is {budget_gb}", hint=f"a positive number, at most {_MOST_GB}")
     if tp not in _RANKS or kv not in ("fp8", "bf16"):
         raise UsageError(f"--tp is {tp} and --kv {kv!r}", hint=f"ranks divide 96 heads, {_RANKS}; KV is fp8 or bf16")
     if match_unit < 1 or (head is not None and head < 1):
@@ -120,7 +121,7 @@ def _run(
 
     check_targets(targets)
     if plot is not None:
-        check_plot()
+        check_plot(plot)
     report = measure(settings, None if trace is None else load_trace(trace).head(head), say)
     if plot is not None:
         for file in save_plot(report, plot):

@@ -128,7 +128,7 @@ def _run(settings: ServeBench, plot: Path | None, targets: list[Path], as_json: 
 
     check_targets(targets)
     if plot is not None:
-        check_plot()
+        check_plot(plot)
     report = measure(settings, say)
     document = {"schema": SCHEMA, **report.document}
     if plot is not None:

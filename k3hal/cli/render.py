@@ -43,7 +43,7 @@ def _read_body(file: str) -> dict[str, Any]:
         raise InputError(f"cannot read {source}: {error.strerror or error}") from None
     except json.JSONDecodeError as error:
         raise InputError(f"{source} is not JSON: line {error.lineno} column {error.colno}: {error.msg}") from None
-    except (UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # bytes that are no UTF-8, an integer of thousands of digits
         raise InputError(f"{source} is not readable JSON: {error}") from None
     if not isinstance(body, dict):
         raise InputError(f"{source} must hold a JSON object, the body of a chat completion request")

@@ -70,6 +70,7 @@ SERVER_FLAGS: dict[str, Any] = {
 }
 """Flags of the HTTP server by the name of their setting."""
 
+# Places are texts here: an empty `Path` is the working directory, and what was empty could not be told any more.
 TIER_FLAGS: dict[str, Any] = {
     "prefix_host_cache_gb": _flag(
         float,
@@ -77,10 +78,10 @@ TIER_FLAGS: dict[str, Any] = {
         "GB",
         "Host memory for prefixes that device memory gives up.  [default: none; 2 under a folder or store]",
     ),
-    "prefix_disk_cache": _flag(Path, "prefix-disk-cache", "DIR", "Folder that keeps prefixes, also over a restart."),
+    "prefix_disk_cache": _flag(str, "prefix-disk-cache", "DIR", "Folder that keeps prefixes, also over a restart."),
     "prefix_disk_cache_gb": _flag(float, "prefix-disk-cache-gb", "GB", "Most that folder may take.  [default: 100]"),
     "prefix_mooncake": _flag(
-        Path,
+        str,
         "prefix-mooncake",
         "FILE",
         "Configuration (JSON) of a Mooncake store that keeps prefixes for several engines.",

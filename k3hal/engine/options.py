@@ -20,6 +20,8 @@ KvCacheDType = Literal["auto", "bf16", "fp8"]
 DEFAULT_MAX_NUM_SEQS = 64
 DEFAULT_MAX_QUEUE = 1024
 MOST_STEPS_AHEAD = 3
+MOST_GB = 1e9
+"""More than any machine has; its bytes, unlike those of 1e300 GB, are a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +84,10 @@ class EngineOptions:
             ("prefix_disk_cache", str | Path | None, "a folder's path"),
             ("prefix_mooncake", str | Path | None, "a file's path"),
         ):
-            if not isinstance(getattr(self, name), kind):
-                raise UsageError(f"{name} is {getattr(self, name)!r:.100}", hint=f"it is {what}")
+            value = getattr(self, name)
+            # An empty path would be the working directory, and no path holds a NUL.
+            if not isinstance(value, kind) or (what.endswith("path") and value is not None and not _is_path(value)):
+                raise UsageError(f"{name} is {value!r:.100}", hint=f"it is {what}")
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "prefix_cache_retention_interval"):
             self._check_integer(name, 1)
         self._check_integer("prefix_match_unit", 1)
@@ -97,6 +101,8 @@ class EngineOptions:
             value = getattr(self, name)
             if value is not None and not _is_positive(value):
                 raise UsageError(f"{name} is {value!r}", hint="it is a positive number of GB")
+            if value is not None and value > MOST_GB:
+                raise UsageError(f"{name} is {value!r}", hint=f"it is at most {MOST_GB:g} GB")
         if not _is_positive(self.mla_latent_norm_eps):
             raise UsageError(
                 f"mla_latent_norm_eps is {self.mla_latent_norm_eps!r}", hint="it is a small positive number"
@@ -157,6 +163,10 @@ class EngineOptions:
         value = getattr(self, name)
         if value is not None and (type(value) is not int or value < low):
             raise UsageError(f"{name} is {value!r}", hint=f"it is an integer of at least {low}")
+
+
+def _is_path(value: str | Path) -> bool:
+    return str(value) != "" and "\0" not in str(value)
 
 
 def _is_positive(value: Any) -> bool:

@@ -49,7 +49,7 @@ def graph_mode(group: Group) -> str:
         return "default"
     try:
         config = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"--compilation-config is {text!r:.60}", hint="expected JSON") from error
     mode = config.get("cudagraph_mode") if isinstance(config, dict) else None
     return mode if isinstance(mode, str) else "default"

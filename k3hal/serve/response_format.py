@@ -84,7 +84,7 @@ def _structured(value: object) -> ResponseFormat:
     if kind == "json" and isinstance(asked, str):
         try:
             asked = json.loads(asked)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RequestError(f"{param} is not JSON: {error}", param=param) from None
     expected = {"json": Mapping, "choice": list}.get(kind, str)
     texts = kind != "choice" or (isinstance(asked, list) and asked and all(isinstance(one, str) for one in asked))

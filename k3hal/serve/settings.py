@@ -27,9 +27,9 @@ class ServeSettings(Settings):
     prefix_match_unit: PositiveInt | None = None
     prefix_cache_retention_interval: PositiveInt | None = None
     prefix_host_cache_gb: PositiveFloat | None = None
-    prefix_disk_cache: Path | None = None
+    prefix_disk_cache: str | None = None
     prefix_disk_cache_gb: PositiveFloat | None = None
-    prefix_mooncake: Path | None = None
+    prefix_mooncake: str | None = None
     metrics_compat: Literal["on", "off"] = "on"
     drain_delay: NonNegativeFloat = 0.0
     drain_timeout: NonNegativeFloat = 30.0

@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import shutil
 import struct
 import zlib
 from pathlib import Path
@@ -182,8 +183,10 @@ def test_what_is_no_file_is_dropped_too(store: DiskStore, tmp_path: Path) -> Non
     path.parent.mkdir(exist_ok=True)
     path.symlink_to(tmp_path / "nowhere")
     store._path(name(2)).mkdir()
+    os.mkfifo(store._path(name(3)).with_name("pipe.k3obj"))
+    store._path(name(4)).with_suffix(".tmp").mkdir()
     assert store.scan() == [meta_of(9)]
-    assert store.dropped == 2
+    assert store.dropped == 4
     assert not path.is_symlink()
 
 
@@ -259,6 +262,23 @@ def test_other_models_make_room_when_the_budget_asks(tmp_path: Path) -> None:
     DiskStore(tmp_path, FORM, 1000).close()
     assert not (tmp_path / OTHER.fingerprint).exists()
     assert (mine / "one.jpg").exists()
+
+
+def test_what_cannot_be_removed_for_room_stops_no_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for form in (FORM, OTHER):
+        DiskStore(tmp_path, form, GB).close()
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    DiskStore(tmp_path, FORM, 1).close()
+    assert "cannot make room: Permission denied" in caplog.text
+    monkeypatch.undo()
+    DiskStore(tmp_path, FORM, 1).close()
+    assert not (tmp_path / OTHER.fingerprint).exists(), "and nobody holds its lock"
 
 
 def test_a_damaged_seed_empties_the_folder(store: DiskStore, tmp_path: Path) -> None:

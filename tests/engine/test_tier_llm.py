@@ -109,6 +109,26 @@ def test_an_edit_in_the_middle_resumes_before_it(nano_dir: Path, plain: LLM, tmp
         assert hit <= place
 
 
+def test_a_prompt_beyond_host_memory_costs_nobody_else(nano_dir: Path) -> None:
+    small, large = tokens(8, 130), tokens(9, 900)
+    with LLM(nano_dir, **{**CACHED, "prefix_host_cache_gb": 0.005}) as llm:
+        answer(llm, small)
+        answer(llm, large)
+        assert stats(llm).stores_dropped > 0
+        lose_device_memory(llm)
+        assert answer(llm, small)[1] >= 128
+
+
+def test_a_prompt_beyond_the_disk_budget_costs_nobody_else(nano_dir: Path, tmp_path: Path) -> None:
+    small, large = tokens(8, 130), tokens(9, 900)
+    disk = {**CACHED, "prefix_disk_cache": tmp_path, "prefix_disk_cache_gb": 0.005}
+    with LLM(nano_dir, **disk) as llm:
+        answer(llm, small)
+        answer(llm, large)
+    with LLM(nano_dir, **disk) as llm:
+        assert answer(llm, small)[1] >= 128
+
+
 def test_preempted_sequences_resume_from_the_host(nano_dir: Path, plain: LLM) -> None:
     prompts = [[*tokens(7, 100), *tokens(20 + i, 60 * i)] for i in range(4)]
     long = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
@@ -187,9 +207,11 @@ def test_logits_after_an_answer_are_all_computed(nano_dir: Path) -> None:
         assert (llm.logits(prompt) == before).all()
 
 
-def test_a_folder_in_use_and_too_little_host_memory_are_refused(nano_dir: Path, tmp_path: Path) -> None:
+def test_a_folder_in_use_and_too_little_memory_are_refused(nano_dir: Path, tmp_path: Path) -> None:
     with LLM(nano_dir, **CACHED, prefix_disk_cache=tmp_path), pytest.raises(UsageError, match="in use by another"):
         LLM(nano_dir, **CACHED, prefix_disk_cache=tmp_path)
     with pytest.raises(CapacityError, match="does not hold one state"):
         LLM(nano_dir, **{**CACHED, "prefix_host_cache_gb": 1e-6})
+    with pytest.raises(CapacityError, match="prefix_disk_cache_gb 1e-06 does not hold one state"):
+        LLM(nano_dir, **CACHED, prefix_disk_cache=tmp_path, prefix_disk_cache_gb=1e-6)
     LLM(nano_dir, **CACHED, prefix_disk_cache=tmp_path).close()

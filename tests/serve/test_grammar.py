@@ -77,6 +77,7 @@ def test_structured_outputs_bind_the_response_without_a_note(structured, pattern
         ({"structured_outputs": {"choice": [1]}}, "structured_outputs.choice"),
         ({"structured_outputs": {"regex": 3}}, "structured_outputs.regex"),
         ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": "[" * 100_000}}, "structured_outputs.json"),
         ({"structured_outputs": {"json": 3}}, "structured_outputs.json"),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
         ({"structured_outputs": {"grammar": "root ::= nothing"}}, "structured_outputs.grammar"),

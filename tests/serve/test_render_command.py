@@ -35,6 +35,7 @@ def test_standard_input(synthetic_dir, capsys, monkeypatch):
         (b"\xff", "not readable JSON"),
         (b"[]", "must hold a JSON object"),
         (b"[" * 100_000, "not readable JSON"),
+        (b"9" * 5000, "not readable JSON"),
         (b'{"messages": []}', "messages must be a non-empty list"),
         (b'{"messages": [{"role": "user", "content": "x"}], "thinking_effort": "medium"}', "low, high, max"),
     ],

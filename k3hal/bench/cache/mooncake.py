@@ -47,7 +47,7 @@ def read_trace(path: Path) -> Trace:
 def _request(line: str, where: str, outputs: int) -> TraceRequest:
     try:
         data = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # an integer of thousands of digits is a plain `ValueError`
         raise InputError(f"{where}: not JSON: {error}", hint="each line is one object") from error
     if not isinstance(data, dict):
         raise InputError(f"{where}: a {type(data).__name__}", hint="each line is one object")

@@ -6,11 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from k3hal.errors import InputError, UnsupportedError
+from k3hal.errors import InputError, UnsupportedError, UsageError
 
 
-def check_plot() -> None:
-    """Raise `UnsupportedError` where pictures cannot be made, before minutes are spent on what they would show."""
+def check_plot(path: Path) -> None:
+    """Before minutes are spent on what a picture would show.
+
+    Raises `UnsupportedError` where none can be made and `UsageError` where it could not be written.
+    """
+    if not path.parent.is_dir():
+        raise UsageError(f"--plot {path}: {path.parent} is not a directory")
     try:
         import matplotlib  # noqa: F401
     except ImportError:

@@ -70,7 +70,12 @@ def build_tier(
         ) from error
     memory = host.numpy()
     backing = _backing(options, shape, memory, lambda dates: _name(options, arena, checkpoint, plan, dates))
-    connector = HostTier(memory, shape, ThreadJobs(), backing)
+    try:
+        connector = HostTier(memory, shape, ThreadJobs(), backing)
+    except BaseException:
+        if backing is not None:
+            backing.close()  # its folder stays usable in this process
+        raise
     return Tier(connector, PageMover(arena.pages, host, runtime), backing.seed if backing else None)
 
 
@@ -79,6 +84,12 @@ def _backing(
 ) -> DiskStore | MooncakeStore | None:
     if options.prefix_disk_cache is not None:
         capacity = int((options.prefix_disk_cache_gb or DEFAULT_DISK_GB) * GB)
+        least = (shape.run + shape.pages_for(1)) * shape.page_bytes
+        if capacity < least:
+            raise CapacityError(
+                f"prefix_disk_cache_gb {options.prefix_disk_cache_gb} does not hold one state and one page",
+                hint=f"give more than {least / GB:.3g}",
+            )
         return DiskStore(Path(options.prefix_disk_cache), ObjectFormat(shape, name(True)), capacity)
     if options.prefix_mooncake is not None:
         config = MooncakeConfig.read(Path(options.prefix_mooncake))

@@ -41,6 +41,11 @@ class Entry:
     def in_host(self) -> bool:
         return self.kv is not None and self.state is not None
 
+    @property
+    def host_pages(self) -> int:
+        """How many pages of host memory it takes."""
+        return sum(pages.size for pages in self._pages if pages is not None)
+
     def pages(self, is_state: bool) -> np.ndarray | None:
         """int64 pages of the state, or of the KV."""
         return self._pages[is_state]

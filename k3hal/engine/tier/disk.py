@@ -64,10 +64,12 @@ class DiskStore:
         found: list[tuple[float, ObjectMeta]] = []
         why = ""
         for path in sorted(self._objects.glob("*/*")):
-            if path.suffix == _UNFINISHED:
-                path.unlink(missing_ok=True)
-                continue
             try:
+                if path.suffix == _UNFINISHED:
+                    path.unlink(missing_ok=True)
+                    continue
+                if not path.is_file():  # to open a pipe would wait for its writer
+                    raise ObjectDamagedError("it is no file")
                 with path.open("rb") as file:
                     meta = self._open(file.fileno(), path).meta
                 found.append((path.stat().st_mtime, meta))
@@ -172,15 +174,17 @@ class DiskStore:
         """Remove other models' and versions' folders, oldest first, as far as all together are more than allowed."""
         sizes = {folder: _bytes_in(folder) for folder in _folders(root)}
         excess = sum(sizes.values()) - self.capacity
-        for folder in sorted(sizes, key=lambda folder: folder.stat().st_mtime):
+        for folder in sorted(sizes, key=_modified):
             if excess <= 0:
                 break
             if folder == self._folder:
                 continue
-            lock = _locked(folder / "lock")
-            if lock is not None:
-                shutil.rmtree(folder)
-                os.close(lock)
+            try:
+                removed = _remove_unused(folder)
+            except OSError as error:  # another user's, or another engine that starts is removing it too
+                logger.warning("the prefix cache in %s cannot make room: %s", folder, error.strerror or error)
+                continue
+            if removed:
                 excess -= sizes[folder]
                 logger.warning("the prefix cache of another model or version in %s made room", folder)
 
@@ -203,10 +207,30 @@ def _locked(path: Path) -> int | None:
     return fd
 
 
+def _remove_unused(folder: Path) -> bool:
+    """Remove a `DiskStore`'s folder unless a process uses it. Raises `OSError`."""
+    lock = _locked(folder / "lock")
+    if lock is None:
+        return False
+    try:
+        shutil.rmtree(folder)
+    finally:
+        os.close(lock)
+    return True
+
+
+def _modified(folder: Path) -> float:
+    """When it was; 0 where it is gone by now."""
+    try:
+        return folder.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
 def _folders(root: Path) -> list[Path]:
-    """Folders that `DiskStore` made."""
+    """Folders that `DiskStore` made, as far as this user may look into them."""
     named = [folder for folder in root.iterdir() if _FOLDER_NAME.fullmatch(folder.name) and not folder.is_symlink()]
-    return [folder for folder in named if (folder / "lock").is_file() and (folder / "objects").is_dir()]
+    return [folder for folder in named if os.path.isfile(folder / "lock") and os.path.isdir(folder / "objects")]
 
 
 def _bytes_in(folder: Path) -> int:

@@ -59,9 +59,15 @@ class Shelf:
         return page_sums(self._memory, pages)
 
     def take(self, pages: int) -> np.ndarray | None:
-        """Free pages, int64, those of the objects used least recently where there are not enough; None without."""
+        """Free pages, int64, those of the objects used least recently where there are not enough.
+
+        None, and nothing given up, where all of them would not be enough either.
+        """
         if pages > len(self._free):
-            for entry in list(self.catalogue.in_host.values()):
+            idle = [entry for entry in self.catalogue.in_host.values() if not entry.pins and not entry.dead]
+            if pages > len(self._free) + sum(entry.host_pages for entry in idle):
+                return None
+            for entry in idle:
                 if entry.pins or entry.dead:
                     continue
                 self._leave_host(entry)

@@ -6,6 +6,7 @@ import logging
 
 import numpy as np
 
+from k3hal.engine.tier.backing import Backing
 from k3hal.engine.tier.catalogue import Entry
 from k3hal.engine.tier.shelf import Shelf
 
@@ -47,7 +48,7 @@ def _write(shelf: Shelf, entry: Entry) -> None:
     rows = shelf.rows(np.concatenate((entry.kv, entry.state)))
     for _ in range(2):
         with shelf.changed:
-            if not _has_room(shelf, entry, size, backing.capacity):
+            if not _has_room(shelf, entry, size, backing):
                 return
         try:
             backing.write(entry.meta, sums, rows)
@@ -61,12 +62,20 @@ def _write(shelf: Shelf, entry: Entry) -> None:
         return
 
 
-def _has_room(shelf: Shelf, entry: Entry, size: int, capacity: int) -> bool:
-    """Whether an object may be written: it fits, somebody may want it, and what it builds on is there."""
+def _has_room(shelf: Shelf, entry: Entry, size: int, backing: Backing) -> bool:
+    """Whether an object may be written: somebody may want it, what it builds on is there, and it fits beside that.
+
+    Nothing is removed for what does not.
+    """
+    if entry.dead or (entry.parent is not None and not entry.parent.stored):
+        return False
+    before = shelf.catalogue.chain(entry.parent) if entry.parent is not None and not backing.shared else []
+    if size + sum(backing.size(step.meta) for step in before) > backing.capacity:
+        return False
     shelf.catalogue.touch(entry)
-    shelf.shrink(capacity - size)
+    shelf.shrink(backing.capacity - size)
     begins = entry.parent is None or entry.parent.stored
-    return size <= capacity and begins and shelf.answers and not entry.dead
+    return begins and shelf.answers and not entry.dead
 
 
 def _note_failure(shelf: Shelf, error: OSError) -> None:

@@ -44,6 +44,7 @@ def test_equal_ids_are_equal_blocks_and_nothing_else_is(tmp_path: Path) -> None:
         ("{", "not JSON"),
         ("[1]", "a list"),
         ("[" * 5000, "not JSON"),
+        ("9" * 5000, "not JSON"),
         (GOOD | {"timestamp": -1}, "timestamp is -1"),
         (GOOD | {"timestamp": "3"}, "timestamp is '3'"),
         (GOOD | {"timestamp": True}, "timestamp is True"),
