@@ -28,6 +28,7 @@ _MOST_SPACE = 16
 # characters, and no halves of surrogate pairs, which are no characters in UTF-8.
 _BOUNDED_CHARACTER = r"""[^\"\\\r\n]"""
 _JSON_CHARACTER = r"""[\x20-\x21\x23-\x5b\x5d-\ud7ff\ue000-\U0010ffff]"""
+_ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|.)", re.DOTALL)
 
 
 class Constraints:
@@ -138,7 +139,12 @@ def _json(xgrammar: Any, schema: str, separators: tuple[str, str] | None) -> Any
     text = str(grammar)
     if _BOUNDED_CHARACTER not in text:
         return grammar
-    return xgrammar.Grammar.from_ebnf(text.replace(_BOUNDED_CHARACTER, _JSON_CHARACTER))
+    return xgrammar.Grammar.from_ebnf(_ended_escapes(text).replace(_BOUNDED_CHARACTER, _JSON_CHARACTER))
+
+
+def _ended_escapes(text: str) -> str:
+    """A grammar as it is printed, with four digits where an escape has two: the parser reads on after two."""
+    return _ESCAPE.sub(lambda found: f"\\u00{found[1]}" if found[1] else found[0], text)
 
 
 def _reason(error: Exception) -> str:
