@@ -92,10 +92,19 @@ class Constraints:
         try:
             for name, (kind, of) in grammar.values.items():
                 named[name] = _named(xgrammar, kind, of)
+                if kind == "grammar":
+                    self._check_begins(_Matcher(xgrammar.GrammarMatcher(compiler.compile_grammar(named[name]))))
             source = xgrammar.Grammar.from_lark(grammar.source, tokenizer_info=info, named_grammars=named)
             return compiler.compile_grammar(source)
         except (RuntimeError, ValueError) as error:
             raise RequestError(f"the requested output cannot be enforced: {_reason(error):.300}") from None
+
+    def _check_begins(self, matcher: Matcher) -> None:
+        """Raise `RequestError` for a grammar that nothing can begin, such as one whose rules never end."""
+        try:
+            matcher.fill(np.empty((self._vocab_size + 31) // 32, np.int32))
+        except ConstraintError as error:
+            raise RequestError(f"the requested output cannot be enforced: {error}") from None
 
     @functools.cached_property
     def _compiler(self) -> tuple[Any, Any, Any]:
@@ -186,9 +195,12 @@ class _Matcher:
         if self._matcher.is_terminated():
             return False
         try:
-            return self._matcher.fill_next_token_bitmask(mask.reshape(1, -1))
+            needed = self._matcher.fill_next_token_bitmask(mask.reshape(1, -1))
         except RuntimeError as error:
             raise ConstraintError(str(error).strip()) from None
+        if needed and not mask.any():
+            raise ConstraintError("the grammar allows nothing here")
+        return needed
 
     def accept(self, token_id: int) -> None:
         if not self._matcher.is_terminated() and not self._matcher.accept_token(token_id):
