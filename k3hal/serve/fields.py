@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from pydantic import BaseModel
@@ -31,6 +32,12 @@ _REFUSED = {
     "use_beam_search": "use n",
     "thinking_token_budget": "use thinking_effort or max_tokens",
     "kv_transfer_params": "there is no transfer of caches",
+    "response_format": "chats have it; responses have text.format, messages output_config.format",
+    "structured_outputs": "chats have it",
+    "guided_json": "use structured_outputs of a chat",
+    "guided_regex": "use structured_outputs of a chat",
+    "guided_choice": "use structured_outputs of a chat",
+    "guided_grammar": "use structured_outputs of a chat",
 }
 
 
@@ -39,11 +46,24 @@ def check_fields(kind: type[BaseModel], body: Mapping[str, Any], info: RequestIn
 
     A `kind` names fields that are read elsewhere in its `RENDERED`. Null is the same as absent.
     """
-    for name, instead in _REFUSED.items():
-        if name in body and body[name] is not None and name not in kind.model_fields:
-            raise RequestError(f"{name} is not supported", hint=instead, param=name)
     known = {*kind.model_fields, *getattr(kind, "RENDERED", ()), *INERT}
+    for name, instead in _REFUSED.items():
+        if name in body and body[name] is not None and name not in known:
+            raise RequestError(f"{name} is not supported", hint=instead, param=name)
     unknown = [name for name, value in body.items() if value is not None and name not in known]
     if unknown and refuse_unknown:
         raise RequestError(f"unknown field {field_names(unknown)[0]}", param=unknown[0][:100])
     info.ignored = tuple(unknown)
+
+
+@contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors about a field that the request has under another name: `names` maps those that are read to its own."""
+    try:
+        yield
+    except RequestError as error:
+        for read, own in names.items():
+            if error.param == read or (error.param or "").startswith(f"{read}."):
+                message = error.message.replace(read, own, 1)
+                raise RequestError(message, hint=error.hint, param=own + (error.param or "")[len(read) :]) from None
+        raise

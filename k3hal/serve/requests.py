@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from k3hal.errors import RequestError
 from k3hal.sampling_params import SamplingParams
 from k3hal.serve.chat_prompt import RENDER_FIELDS
+from k3hal.serve.fields import renamed
 
 MAX_STOP_STRINGS = 32
 Prompt = str | list[str] | list[int] | list[list[int]]
@@ -93,7 +94,11 @@ class ChatRequest(GenerationRequest):
             )
         limit = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        return self.sampling(defaults, vocab_size, max_tokens=limit, logprobs=logprobs)
+        names = {"logprobs": "top_logprobs"}
+        if self.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+        with renamed(names):
+            return self.sampling(defaults, vocab_size, max_tokens=limit, logprobs=logprobs)
 
 
 class CompletionRequest(GenerationRequest):

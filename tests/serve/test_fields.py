@@ -42,6 +42,38 @@ def test_what_would_change_the_answer_is_refused_rather_than_ignored(api, name):
     assert answer.json()["error"]["param"] == name
 
 
+JSON = {"type": "json_object"}
+WRONG = {"type": "json_schema", "name": "s", "schema": {"type": "no"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("completions", {"prompt": "x", "response_format": JSON}, "response_format"),
+        ("completions", {"prompt": "x", "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ("completions", {"prompt": "x", "guided_json": {}}, "guided_json"),
+        ("chat/completions", {"guided_choice": ["a"]}, "guided_choice"),
+        ("chat/completions", {"max_completion_tokens": 0}, "max_completion_tokens"),
+        ("chat/completions", {"max_tokens": 0}, "max_tokens"),
+        ("chat/completions", {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ("responses", {"input": "x", "response_format": JSON}, "response_format"),
+        ("responses", {"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
+        ("responses", {"input": "x", "top_logprobs": 21}, "top_logprobs"),
+        ("responses", {"input": "x", "text": {"format": {"type": "no"}}}, "text.format"),
+        ("responses", {"input": "x", "text": {"format": WRONG}}, "text.format.schema"),
+        ("responses/input_tokens", {"input": "x", "text": {"format": {"type": "no"}}}, "text.format"),
+        ("messages", {"max_tokens": 1, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ("messages", {"max_tokens": 1, "output_config": {"format": WRONG}}, "output_config.format.schema"),
+    ],
+)
+def test_a_refusal_names_the_field_as_the_request_does(api, path, body, param):
+    answer = ask(api.server, body, path)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["message"].startswith(param.removesuffix(".schema"))
+    assert path == "messages" or error["param"] == param
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [

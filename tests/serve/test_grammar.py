@@ -81,6 +81,7 @@ def test_structured_outputs_bind_the_response_without_a_note(structured, pattern
         ({"structured_outputs": {"json": 3}}, "structured_outputs.json"),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
         ({"structured_outputs": {"grammar": "root ::= nothing"}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"grammar": "root ::= root"}}, "structured_outputs.grammar"),
         ({"structured_outputs": {"json": {"type": "no"}}}, "structured_outputs.json"),
         ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "structured_outputs"),
         (response_format({"type": "string", "pattern": "("}), "response_format.json_schema.schema"),

@@ -347,8 +347,8 @@ def test_a_stream_that_fails_says_so(running, turn):
         ({"input": "x", "reasoning": {"effort": "huge"}}, 400, "reasoning.effort"),
         ({"input": "x", "reasoning": "high"}, 400, "reasoning"),
         ({"input": "x", "text": {"format": 1}}, 400, "text.format"),
-        ({"input": "x", "text": {"format": {"type": "xml"}}}, 400, "response_format"),
-        ({"input": "x", "max_output_tokens": 0}, 400, "max_tokens"),
+        ({"input": "x", "text": {"format": {"type": "xml"}}}, 400, "text.format"),
+        ({"input": "x", "max_output_tokens": 0}, 400, "max_output_tokens"),
         ({"input": "x", "top_logprobs": 99}, 400, "logprobs"),
     ],
 )

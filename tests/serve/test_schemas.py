@@ -99,6 +99,8 @@ TREE = {
          "$defs": {"b": {"type": "object", "properties": {"b": {"const": 2}}, "required": ["b"]}}},
         {"properties": {"a": {"type": "integer"}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
         {"properties": {"名": {"type": "string", "enum": ["北京", "a&b\"<|close|>"]}}, "required": ["名"]},
+        {"properties": {"größe": {"type": "string", "maxLength": 3}, "é": {"enum": ["été", "\\xdfe", "año"]}},
+         "required": ["größe", "é"], "additionalProperties": False},
         {"type": "object", "$id": "http://example.com/x", "$schema": "http://json-schema.org/draft-07/schema#",
          "definitions": {"p": {"type": "array", "items": [{"type": "null"}], "additionalItems": False}},
          "properties": {"p": {"$ref": "#/definitions/p"}}, "required": ["p"]},

@@ -28,6 +28,7 @@ _MOST_SPACE = 16
 # characters, and no halves of surrogate pairs, which are no characters in UTF-8.
 _BOUNDED_CHARACTER = r"""[^\"\\\r\n]"""
 _JSON_CHARACTER = r"""[\x20-\x21\x23-\x5b\x5d-\ud7ff\ue000-\U0010ffff]"""
+_ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|.)", re.DOTALL)
 
 
 class Constraints:
@@ -106,10 +107,19 @@ class Constraints:
         try:
             for name, (kind, of) in grammar.values.items():
                 named[name] = _named(xgrammar, kind, of)
+                if kind == "grammar":
+                    self._check_begins(_Matcher(xgrammar.GrammarMatcher(compiler.compile_grammar(named[name]))))
             source = xgrammar.Grammar.from_lark(grammar.source, tokenizer_info=info, named_grammars=named)
             return compiler.compile_grammar(source)
         except (RuntimeError, ValueError) as error:
             raise RequestError(f"the requested output cannot be enforced: {_reason(error):.300}") from None
+
+    def _check_begins(self, matcher: Matcher) -> None:
+        """Raise `RequestError` for a grammar that nothing can begin, such as one whose rules never end."""
+        try:
+            matcher.fill(np.empty((self._vocab_size + 31) // 32, np.int32))
+        except ConstraintError as error:
+            raise RequestError(f"the requested output cannot be enforced: {error}") from None
 
     @functools.cached_property
     def _compiler(self) -> tuple[Any, Any, Any]:
@@ -164,7 +174,12 @@ def _json(xgrammar: Any, schema: str, separators: tuple[str, str] | None) -> Any
     text = str(grammar)
     if _BOUNDED_CHARACTER not in text:
         return grammar
-    return xgrammar.Grammar.from_ebnf(text.replace(_BOUNDED_CHARACTER, _JSON_CHARACTER))
+    return xgrammar.Grammar.from_ebnf(_ended_escapes(text).replace(_BOUNDED_CHARACTER, _JSON_CHARACTER))
+
+
+def _ended_escapes(text: str) -> str:
+    """A grammar as it is printed, with four digits where an escape has two: the parser reads on after two."""
+    return _ESCAPE.sub(lambda found: f"\\u00{found[1]}" if found[1] else found[0], text)
 
 
 def _reason(error: Exception) -> str:
@@ -206,9 +221,12 @@ class _Matcher:
         if self._matcher.is_terminated():
             return False
         try:
-            return self._matcher.fill_next_token_bitmask(mask.reshape(1, -1))
+            needed = self._matcher.fill_next_token_bitmask(mask.reshape(1, -1))
         except RuntimeError as error:
             raise ConstraintError(str(error).strip()) from None
+        if needed and not mask.any():
+            raise ConstraintError("the grammar allows nothing here")
+        return needed
 
     def accept(self, token_id: int) -> None:
         if not self._matcher.is_terminated() and not self._matcher.accept_token(token_id):

@@ -14,6 +14,9 @@ from k3hal.serve.opaque import unseal
 RAW_INPUT = "__raw_arguments__"
 """The one key of a tool's input that stands for arguments which are no JSON object."""
 
+OWN_NAMES = {"response_format.json_schema": "output_config.format", "response_format": "output_config.format"}
+"""What a chat completion calls otherwise."""
+
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _THINKING = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
 # What Claude Code puts before its system prompt: a note about the client, another one each time.

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from k3hal.errors import RequestError
+from k3hal.serve.fields import renamed
 from k3hal.serve.generate import with_keep_alive
 from k3hal.serve.http_errors import HttpError, json_response
 from k3hal.serve.http_io import KEEP_ALIVE, EventStream, connected
@@ -15,7 +16,7 @@ from k3hal.serve.reading import read_checked
 from k3hal.serve.request_info import RequestInfo, info_of
 from k3hal.serve.requests import ChatRequest, read_request
 from k3hal.serve.responses.answer import ResponseAnswer
-from k3hal.serve.responses.request import CountRequest, Item, ResponsesRequest, chat_body
+from k3hal.serve.responses.request import OWN_NAMES, CountRequest, Item, ResponsesRequest, chat_body
 from k3hal.serve.responses.tools import Toolbox, read_tools
 from k3hal.serve.state import ServerState
 from k3hal.serve.turn import begin_turn, render_ids
@@ -27,7 +28,8 @@ async def responses(state: ServerState, request: Request) -> Response:
     items = _conversation(state, asked, info)
     tools = _tools(state, asked, info)
     body = chat_body(asked, items, tools)
-    turn = await begin_turn(state, read_request(ChatRequest, body), body, info, "resp_")
+    with renamed(OWN_NAMES):
+        turn = await begin_turn(state, read_request(ChatRequest, body), body, info, "resp_")
     kept = asked.store is not False and state.config.max_stored_responses > 0
 
     def finished(response: dict[str, Any]) -> None:
@@ -47,7 +49,8 @@ async def input_tokens(state: ServerState, request: Request) -> Response:
     state.model_name(asked.model)
     info = info_of(request)
     body = chat_body(asked, _conversation(state, asked, info), _tools(state, asked, info))
-    _, ids = await render_ids(state, body, info)
+    with renamed(OWN_NAMES):
+        _, ids = await render_ids(state, body, info)
     return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
 
 

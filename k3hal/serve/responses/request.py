@@ -20,6 +20,12 @@ _REFUSED = {
     "conversation": "send the items, or previous_response_id",
     "prompt": "send instructions and input",
 }
+OWN_NAMES = {
+    "max_tokens": "max_output_tokens",
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+}
+"""What a chat completion calls otherwise."""
 
 
 class CountRequest(BaseModel):
