@@ -13,6 +13,8 @@ from k3hal.serve.chat_prompt import RENDER_FIELDS
 from k3hal.serve.fields import renamed
 
 MAX_STOP_STRINGS = 32
+_MOST_DIGITS = 20
+"""Of a token id: Python refuses to read numbers of some thousands."""
 Prompt = str | list[str] | list[int] | list[list[int]]
 _DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -168,6 +170,8 @@ def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, flo
     if not bias:
         return None
     for key in bias:
-        if not key.isdecimal() or int(key) >= vocab_size:
-            raise RequestError(f"logit_bias keys are token ids below {vocab_size}, got {key!r}", param="logit_bias")
+        if not (key.isascii() and key.isdecimal() and len(key) <= _MOST_DIGITS) or int(key) >= vocab_size:
+            raise RequestError(
+                f"logit_bias keys are token ids below {vocab_size}, got {key!r:.100}", param="logit_bias"
+            )
     return {int(key): value for key, value in bias.items()}

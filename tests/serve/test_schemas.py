@@ -118,6 +118,7 @@ def test_schemas_of_note(schema):
         ({"properties": []}, "must be an object at /properties"),
         ({"properties": {"a": 3}}, "a schema must be an object or a boolean at /properties/a"),
         ({"properties": {"a": {"$ref": "#/$defs/none"}}}, "leads nowhere at /properties/a"),
+        ({"$ref": "#/anyOf/" + "9" * 5000, "anyOf": [{}]}, "leads nowhere"),
         ({"$ref": "#"}, "lead to each other without end"),
         ({"anyOf": [{"$ref": "#"}]}, "Circular"),
         ({"type": "array", "minItems": 3, "maxItems": 2}, "is more than maxItems"),

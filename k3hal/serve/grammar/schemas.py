@@ -275,7 +275,13 @@ class SchemaReader:
             key = step.replace("~1", "/").replace("~0", "~")
             if isinstance(found, Mapping) and key in found:
                 found = found[key]
-            elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
+            elif (
+                isinstance(found, list)
+                and key.isascii()
+                and key.isdecimal()
+                and len(key) < 20
+                and int(key) < len(found)
+            ):
                 found = found[int(key)]
             else:
                 raise SchemaError(path, f"$ref {reference!r:.100} leads nowhere")
