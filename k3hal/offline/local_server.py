@@ -21,7 +21,6 @@ from k3hal.serve.state import ServerConfig, ServerState
 
 logger = logging.getLogger(__name__)
 
-_DONE = b"[DONE]"
 _UNLIMITED = 2**31  # who sends the requests also decides how many wait
 
 
@@ -63,13 +62,12 @@ class LocalServer:
 
         call = asyncio.create_task(run())
         try:
-            # The application sends each event, or an error's whole body, as one message.
+            # The application sends whole events, one or more, or an error's whole body, as one message.
             while (chunk := await chunks.get()) is not None:
-                data = chunk.removeprefix(b"data: ").strip()
-                if data.startswith(b"{"):
-                    yield orjson.loads(data)
-                elif data == _DONE:
-                    break
+                for event in chunk.split(b"\n\n"):
+                    data = event.removeprefix(b"data: ").strip()
+                    if data.startswith(b"{"):
+                        yield orjson.loads(data)
             await call
         finally:
             call.cancel()

@@ -115,7 +115,7 @@ def test_sampling_from_the_vocabulary_of_k3_compiles(target: str) -> None:
     choose = compile_for(sample._choose, target, types, {**sizes, "WIDTH": 33, "LANES": sample.LIST_LANES}, warps=16)
     assert weigh.spills == 0
     # As measured with Triton 3.7, in bytes of stack and in registers: 32 ranges in fp64 take what 16 warps have.
-    assert choose.spills <= {"sm_90": 336, "sm_100": 392, "gfx950": 79, "gfx942": 72}[target]
+    assert choose.spills <= {"sm_90": 336, "sm_100": 400, "gfx950": 89, "gfx942": 80}[target]
 
 
 @pytest.mark.parametrize("target", TARGETS)
