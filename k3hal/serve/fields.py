@@ -62,8 +62,20 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        for read, own in names.items():
-            if error.param == read or (error.param or "").startswith(f"{read}."):
-                message = error.message.replace(read, own, 1)
-                raise RequestError(message, hint=error.hint, param=own + (error.param or "")[len(read) :]) from None
-        raise
+        param = error.param or ""
+        read = _read_as(names, param)
+        if read is None:
+            raise
+        message = error.message.replace(read, names[read], 1)
+        raise RequestError(message, hint=error.hint, param=own_name(names, param)) from None
+
+
+def own_name(names: Mapping[str, str], param: str) -> str:
+    """What a request calls the field that is read as `param`."""
+    read = _read_as(names, param)
+    return param if read is None else names[read] + param[len(read) :]
+
+
+def _read_as(names: Mapping[str, str], param: str) -> str | None:
+    """The first of `names` that `param` is, or is a part of."""
+    return next((read for read in names if param == read or param.startswith((f"{read}.", f"{read}["))), None)

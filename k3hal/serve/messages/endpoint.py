@@ -26,7 +26,7 @@ async def messages(state: ServerState, request: Request) -> Response:
     _tell_left_out(state, asked, info)
     body = chat_body(asked)
     with renamed(OWN_NAMES):
-        turn = await begin_turn(state, read_request(ChatRequest, body), body, info, "msg_")
+        turn = await begin_turn(state, read_request(ChatRequest, body), body, info, "msg_", OWN_NAMES)
     answer = MessageAnswer(turn, hidden=(asked.thinking or {}).get("display") == "omitted")
     if asked.stream:
         events = with_keep_alive(answer.events(), state.config.keep_alive, KEEP_ALIVE)

@@ -29,7 +29,7 @@ async def responses(state: ServerState, request: Request) -> Response:
     tools = _tools(state, asked, info)
     body = chat_body(asked, items, tools)
     with renamed(OWN_NAMES):
-        turn = await begin_turn(state, read_request(ChatRequest, body), body, info, "resp_")
+        turn = await begin_turn(state, read_request(ChatRequest, body), body, info, "resp_", OWN_NAMES)
     kept = asked.store is not False and state.config.max_stored_responses > 0
 
     def finished(response: dict[str, Any]) -> None:
