@@ -200,7 +200,7 @@ FAULTS: dict[Callable[[Harness], None], int] = {
     stores_read_after_the_copies: 223,
     stores_do_not_know_that_pages_are_yet_to_move: 1,
     pages_it_builds_on_may_go_meanwhile: 13,
-    host_pages_in_use_are_given_away: 69,
+    host_pages_in_use_are_given_away: 440,
     objects_outlive_what_they_build_on: 14,
     spans_are_laid_one_page_off: 0,
     pages_it_builds_on_move_unnoticed: 170,
