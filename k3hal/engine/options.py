@@ -19,6 +19,9 @@ KvCacheDType = Literal["auto", "bf16", "fp8"]
 
 DEFAULT_MAX_NUM_SEQS = 64
 DEFAULT_MAX_QUEUE = 1024
+DEFAULT_HOST_GB = 2.0
+"""Host memory under a disk or a store when nobody said how much: everything passes through it."""
+
 MOST_STEPS_AHEAD = 3
 MOST_TOKENS = 2**31 - 1
 """Tokens and sequences are counted in 32 bits."""
