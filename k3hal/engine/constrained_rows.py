@@ -14,10 +14,10 @@ from k3hal.engine.staging import Staging
 
 @dataclass(slots=True)
 class _Row:
-    """A row's matcher, or why it has none any more; `banned` are the words of the ids that may not come early."""
+    """A row's matcher, or why it failed; `banned` are the words of the ids that may not come early."""
 
     matcher: Matcher | None
-    error: str
+    error: ConstraintError | None
     min_tokens: int
     banned: np.ndarray
 
@@ -34,9 +34,9 @@ class ConstrainedRows:
         self._staging = staging
         self._words = -(-vocab_size // 32)
         self._rows: dict[int, _Row] = {}
-        self._failures: dict[int, str] = {}
+        self._failures: dict[int, ConstraintError] = {}
 
-    def take_failures(self) -> dict[int, str]:
+    def take_failures(self) -> dict[int, ConstraintError]:
         """Why rows gave no token since this was last asked."""
         failures, self._failures = self._failures, {}
         return failures
@@ -53,7 +53,7 @@ class ConstrainedRows:
         """
         words = np.zeros(self._words * 32, np.uint8)
         words[list(banned)] = 1
-        state = self._rows[row] = _Row(None, "", min_tokens, np.packbits(words, bitorder="little").view(np.int32))
+        state = self._rows[row] = _Row(None, None, min_tokens, np.packbits(words, bitorder="little").view(np.int32))
         try:
             state.matcher = constraint.matcher()
             for token in generated.tolist():
@@ -104,7 +104,7 @@ class ConstrainedRows:
                 needed = state.matcher.fill(mask)
             except ConstraintError as error:
                 _fail(state, error)
-        if state.matcher is None:
+        if state.error is not None:
             self._failures[row] = state.error
             mask[:] = 0
             return True
@@ -119,7 +119,7 @@ class ConstrainedRows:
 
 
 def _fail(state: _Row, error: ConstraintError) -> None:
-    state.matcher, state.error = None, f"the constraint on the output failed: {error}"
+    state.matcher, state.error = None, error
 
 
 def _forbidden(words: Tensor, vocab_size: int) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from k3hal.engine.constrained_rows import ConstrainedRows
+from k3hal.engine.constraint import ConstraintError
 from k3hal.engine.draws import Draw, Sampled, logprobs_asked
 from k3hal.engine.penalties import Penalties
 from k3hal.engine.sampling import Sampling
@@ -56,7 +57,7 @@ class Sampler:
         self._open: deque[Draw] = deque()
         self.spare_row = max_rows
 
-    def take_failures(self) -> dict[int, str]:
+    def take_failures(self) -> dict[int, ConstraintError]:
         """Why no token comes of a row, of all rows whose constraints failed since this was last asked."""
         return self._constrained.take_failures()
 

@@ -132,10 +132,10 @@ def _decoded_once(folder: Path, patch: pytest.MonkeyPatch, buckets: tuple[int, .
     )  # fmt: skip
     built.runner.execute(plan)
     assert built.runner.replays == 1
-    graphs = built.runner._graphs  # pyright: ignore[reportPrivateUsage]
+    graphs = built.runner._graphs
     assert graphs is not None
     patch.undo()
-    logits = graphs._logits  # pyright: ignore[reportPrivateUsage]
+    logits = graphs._logits
     assert logits is not None
     return logits[0].clone(), arena.pages.clone(), run
 
@@ -166,7 +166,7 @@ def test_buckets_that_cannot_be_are_refused(buckets: list[int]) -> None:
 
 def test_what_is_wider_than_any_graph_runs_without() -> None:
     harness = Harness(graphs=True, max_num_seqs=2)
-    harness.runner._limits = GraphLimits(2, 3)  # pyright: ignore[reportPrivateUsage]
+    harness.runner._limits = GraphLimits(2, 3)
     harness.runner.prepare()
     harness.add("a", PROMPT, LONG)
     harness.run()
@@ -218,7 +218,7 @@ def test_an_interrupt_passes_through_launched_steps(depth: int, monkeypatch: pyt
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(harness.runner._graphs, "fits", interrupted)  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(harness.runner._graphs, "fits", interrupted)
     with pytest.raises(KeyboardInterrupt):
         harness.run()
     harness.keep(harness.core.abort_all())

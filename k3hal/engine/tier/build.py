@@ -24,6 +24,7 @@ from k3hal.engine.tier.mover import PageMover
 from k3hal.engine.tier.object_file import ObjectFormat
 from k3hal.errors import CapacityError
 from k3hal.model.checkpoint import Checkpoint
+from k3hal.model.generated import GeneratedModel
 
 DEFAULT_HOST_GB = 2.0
 """Host memory under a disk or a store when nobody said how much: everything passes through it."""
@@ -41,7 +42,11 @@ class Tier:
 
 
 def build_tier(
-    options: EngineOptions, arena: CacheArena, runtime: DeviceRuntime, checkpoint: Checkpoint, plan: DispatchPlan
+    options: EngineOptions,
+    arena: CacheArena,
+    runtime: DeviceRuntime,
+    checkpoint: Checkpoint | GeneratedModel,
+    plan: DispatchPlan,
 ) -> Tier | None:
     """None when no flag asks for one. Raises `UsageError` or `CapacityError` when it cannot be had."""
     if not options.tier_flags:
@@ -97,7 +102,9 @@ def _backing(
     return None
 
 
-def _name(options: EngineOptions, arena: CacheArena, checkpoint: Checkpoint, plan: DispatchPlan, dates: bool) -> str:
+def _name(
+    options: EngineOptions, arena: CacheArena, checkpoint: Checkpoint | GeneratedModel, plan: DispatchPlan, dates: bool
+) -> str:
     """What stands for all that a stored state depends on. Hosts that share a store have copies of different dates."""
     return fingerprint(
         checkpoint,
