@@ -1,10 +1,11 @@
-"""Real decode steps of an engine: how long one takes, and for how much of it the device had nothing to do."""
+"""Real steps of an engine: how long its prompts and its decode steps take, and when the device had nothing to do."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, supported_activities
@@ -23,13 +24,14 @@ _WARM, _TIMED, _PROFILED = 8, 32, 16
 def engine_steps(
     built: BuiltEngine, batches: Sequence[int], prompt: int, runtime: DeviceRuntime, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Of each batch the median seconds of a step in which all decode, and the share of idle device time.
+    """Of each batch the tokens/s of its prompts, the seconds of a step in which all decode, the share of idle time.
 
-    `idle` is None on a CPU. Raises `UnsupportedError` when a request fails.
+    A sequence before them warms up. `idle` is None on a CPU. Raises `UnsupportedError` when a request fails.
     """
     out = []
+    _measured(built, draw_prompts(1, prompt, built.tokenizer.special_base, seed=0), runtime)
     for batch in batches:
-        prompts = draw_prompts(batch, prompt, built.tokenizer.special_base, seed=0)
+        prompts = draw_prompts(batch, prompt, built.tokenizer.special_base, seed=batch)
         try:
             row = _measured(built, prompts, runtime)
         except CapacityError as error:
@@ -46,12 +48,14 @@ def _measured(built: BuiltEngine, prompts: Sequence[list[int]], runtime: DeviceR
     # Steps ahead of time and prompts that end in different steps take some more.
     wanted = _WARM + _TIMED + _PROFILED
     params = SamplingParams(temperature=0.0, max_tokens=2 * wanted + 64, ignore_eos=True)
+    begun = time.perf_counter()
     for index, prompt in enumerate(prompts):
         core.add(EngineRequest(f"slice-{index}", prompt, params))
     try:
         decoding: set[str] = set()
         while len(decoding) < len(prompts):
             decoding |= set(_step(built))
+        prompts_taken = time.perf_counter() - begun
         for _ in range(_WARM):
             _step(built)
         taken = []
@@ -68,7 +72,9 @@ def _measured(built: BuiltEngine, prompts: Sequence[list[int]], runtime: DeviceR
     return {
         "batch": len(prompts),
         "prompt": len(prompts[0]),
+        "prefill_tokens_per_s": sum(map(len, prompts)) / prompts_taken,
         "step": dataclasses.asdict(Spread.of(taken)),
+        "tokens_per_s": len(prompts) / median(taken),
         "idle": idle,
     }
 

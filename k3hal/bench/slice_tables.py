@@ -121,10 +121,12 @@ def _engine(report: Mapping[str, Any]) -> Table | None:
         step = row["step"]
         idle = "" if row["idle"] is None else f"{100 * row['idle']:.1f} %"
         spread = f"{_digits(1e6 * step['median'])} ({_digits(1e6 * step['min'])} to {_digits(1e6 * step['max'])})"
-        cells.append((str(row["batch"]), str(row["prompt"]), spread, idle))
+        rates = (f"{row['prefill_tokens_per_s']:.0f}", f"{row['tokens_per_s']:.0f}")
+        cells.append((str(row["batch"]), str(row["prompt"]), rates[0], spread, rates[1], idle))
     depth = report["settings"]["async_depth"]
-    title = f"{_head(report)}: real decode steps of the engine, {depth} planned at once"
-    header = ("sequences", "prompt tokens", "step us (least to most)", "device idle")
+    start = report["start_up"]["seconds"]
+    title = f"{_head(report)}: the engine itself, {depth} steps planned at once, built in {start:.1f} s"
+    header = ("sequences", "prompt", "prefill tokens/s", "step us (least to most)", "decode tokens/s", "device idle")
     return Table(f"slice engine {report['model']['name']} {report['dtype']}", title, header, cells, [where(report)])
 
 
