@@ -14,6 +14,26 @@ _CPU_CACHE_LIMIT = 4 * GB
 
 
 @dataclass(frozen=True, slots=True)
+class Workspace:
+    """What steps of at most `num_tokens` tokens, `num_seqs` of them sampled, take in bytes: by token, and by row."""
+
+    num_tokens: int
+    of_tokens: int
+    num_seqs: int
+    of_rows: int
+
+    @property
+    def total(self) -> int:
+        return self.of_tokens + self.of_rows
+
+    @property
+    def flag(self) -> str:
+        """The flag that bounds most of it: a step has a token for every sequence at least."""
+        by_rows = self.of_rows > self.of_tokens or self.num_tokens <= self.num_seqs
+        return "--max-num-seqs" if by_rows else "--max-num-batched-tokens"
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """How a device's memory is used, in bytes, and what follows for the engine."""
 
@@ -31,7 +51,7 @@ class MemoryPlan:
         )
 
 
-def workspace_bytes(config: ModelConfig, itemsize: int, num_tokens: int, num_seqs: int) -> int:
+def workspace_bytes(config: ModelConfig, itemsize: int, num_tokens: int, num_seqs: int) -> Workspace:
     """What a step of `num_tokens` tokens and `num_seqs` sampled rows needs beside weights and cache: an upper estimate.
 
     Per token: the residual stream with its stored blocks, the widest attention layer's projections twice over, the
@@ -42,7 +62,7 @@ def workspace_bytes(config: ModelConfig, itemsize: int, num_tokens: int, num_seq
     mla = 2 * config.num_heads * (config.qk_head_dim + config.qk_nope_head_dim + 2 * config.v_head_dim)
     experts = config.top_k * (3 * config.moe_intermediate_size + 2 * config.expert_width)
     widths = (blocks + 6) * config.hidden_size + max(kda, mla, experts, 3 * config.intermediate_size)
-    return num_tokens * widths * itemsize + num_seqs * config.vocab_size * 32
+    return Workspace(num_tokens, num_tokens * widths * itemsize, num_seqs, num_seqs * config.vocab_size * 32)
 
 
 def plan_memory(
@@ -50,7 +70,7 @@ def plan_memory(
     layout: CacheLayout,
     *,
     weights: int,
-    workspace: int,
+    workspace: Workspace,
     free: int,
     budget: int | None,
     on_cpu: bool,
@@ -71,27 +91,27 @@ def plan_memory(
     wanted_len = max_model_len or config.max_position_embeddings
     total = budget if budget is not None else free // 2 if on_cpu else free * 9 // 10
     least = layout.runs_for(1, max_model_len or layout.page_tokens) * layout.run_bytes
-    room = total - weights - workspace
+    taken = weights + workspace.total
+    room = total - taken
     if room < least:
+        others = workspace.flag if workspace.total > weights + least else f"--max-model-len or {workspace.flag}"
         raise CapacityError(
             f"the model does not fit: {_gb(least - room)} are missing. Weights {_gb(weights)}, workspace "
-            f"{_gb(workspace)} and the cache of one sequence {_gb(least)}; there are {_gb(total)}",
-            hint="raise --memory-budget, or lower --max-model-len or --max-num-batched-tokens"
-            if budget is not None
-            else "free memory, or lower --max-model-len or --max-num-batched-tokens",
+            f"{_gb(workspace.total)} and the cache of one sequence {_gb(least)}; there are {_gb(total)}",
+            hint=f"{'raise --memory-budget' if budget is not None else 'free memory'}, or lower {others}",
         )
     if budget is None and on_cpu:
         room = max(min(room, _CPU_CACHE_LIMIT), least)
     runs = min(layout.runs_for(max_num_seqs, wanted_len), room // layout.run_bytes)
     cache = runs * layout.run_bytes
-    if weights + workspace + cache > free:
+    if taken + cache > free:
         raise CapacityError(
-            f"the memory budget lets the engine take {_gb(weights + workspace + cache)}, but only {_gb(free)} are free",
+            f"the memory budget lets the engine take {_gb(taken + cache)}, but only {_gb(free)} are free",
             hint="lower --memory-budget, --max-num-seqs or --max-model-len",
         )
     longest = layout.longest_sequence(runs)
     length = wanted_len if longest is None else min(wanted_len, longest)
-    return MemoryPlan(total, weights, workspace, cache, runs, length)
+    return MemoryPlan(total, weights, workspace.total, cache, runs, length)
 
 
 def _gb(size: int) -> str:

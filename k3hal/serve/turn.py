@@ -51,7 +51,7 @@ async def begin_turn(
     if state.config.kimi_strict_params:
         check_hosted(prompt)
     engine = state.engine.info
-    check_prompt(ids, engine.vocab_size, engine.max_model_len)
+    check_prompt(ids, engine.vocab_size, engine.max_model_len, "messages")
     info.facts["model"] = model
     if state.config.log_prompts:
         info.prompt = prompt.text()

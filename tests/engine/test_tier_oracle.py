@@ -18,6 +18,7 @@ from .tier_script import play_many_tiers, play_tier, random_tier_script, tier_sc
 SEEDS = 300
 
 
+@pytest.mark.usefixtures("unlogged")
 def test_ten_thousand_steps_change_no_output() -> None:
     totals = play_many_tiers(range(10_000), steps=10_000)
     assert totals["steps"] >= 10_000
@@ -224,5 +225,9 @@ def test_who_needs_memory_is_not_kept_from_it_by_prefixes_on_their_way() -> None
 
 @pytest.mark.nightly
 @pytest.mark.timeout(20_000)
-def test_a_million_steps_change_no_output() -> None:
-    assert play_many_tiers(range(10_000, 10**7), steps=10**6)["steps"] >= 10**6
+@pytest.mark.usefixtures("unlogged")
+def test_a_million_steps_change_no_output(capsys: pytest.CaptureFixture[str]) -> None:
+    totals = play_many_tiers(range(10_000, 10**7), steps=10**6)
+    with capsys.disabled():
+        print(f" {dict(totals)}", end=" ")
+    assert totals["steps"] >= 10**6
