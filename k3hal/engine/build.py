@@ -245,6 +245,7 @@ def _load(checkpoint: Checkpoint | GeneratedModel, ops: BoundOps, device: torch.
     label = f"{'generating' if generated else 'loading'} {checkpoint.name}"
     with progress_bar(label, checkpoint.total_bytes) as progress:
         if generated:
+            logger.warning("%s: %s", checkpoint.name, checkpoint.notice)
             reader = GeneratedReader(checkpoint, device, dtype, progress)
             return _model(checkpoint.config, ops, reader, device, dtype)
         with WeightReader(checkpoint, device, dtype, progress) as reader:
