@@ -25,6 +25,7 @@ from k3hal.engine.cache.layout import CacheLayout
 from k3hal.engine.cache.prefix import PrefixCache
 from k3hal.engine.core import EngineCore
 from k3hal.engine.generation_config import read_generation_config
+from k3hal.engine.graphs import GraphLimits, not_capturable
 from k3hal.engine.interface import EngineInfo
 from k3hal.engine.memory import GB, MemoryPlan, plan_memory, workspace_bytes
 from k3hal.engine.options import EngineOptions
@@ -32,6 +33,7 @@ from k3hal.engine.runner import ModelRunner
 from k3hal.engine.sampler import Sampler
 from k3hal.engine.sampling import GenerationDefaults
 from k3hal.engine.scheduler import Scheduler
+from k3hal.engine.staging import Staging
 from k3hal.engine.tier.build import Tier, build_tier
 from k3hal.errors import CheckpointError, UsageError
 from k3hal.model.checkpoint import Checkpoint
@@ -102,10 +104,18 @@ def build(source: Path | GeneratedModel, options: EngineOptions) -> BuiltEngine:
         max_queue=options.queue,
         device=device.id,
     )
-    sampler = Sampler(config.vocab_size, info.max_num_seqs, arena.pages.device, ops.fn("sample"))
-    mover = tier.mover if tier else None
-    runner = ModelRunner(loaded, arena, sampler, ops.fn("step_metadata"), ops.fn("copy_pages"), mover)
+    staging = Staging(arena.pages.device, runtime)
+    sampler = Sampler(config.vocab_size, info.max_num_seqs, arena.pages.device, ops.fn("sample"), staging)
+    runner = ModelRunner(
+        loaded, arena, sampler, ops.fn("step_metadata"), ops.fn("copy_pages"), tier.mover if tier else None,
+        staging=staging, runtime=runtime, graphs=_graph_limits(options, plan, runtime, layout, info),
+    )  # fmt: skip
     core = assemble_core(runner, arena, info, defaults, options, tier)
+    try:
+        runner.prepare()
+    except BaseException:
+        core.close()
+        raise
     return BuiltEngine(
         AsyncEngine(core), runner, tokenizer, checkpoint.name, dataclasses.asdict(defaults), plan, memory
     )
@@ -136,7 +146,20 @@ def assemble_core(
         max_num_batched_tokens=info.max_num_batched_tokens,
         max_queue=info.max_queue,
     )
-    return EngineCore(scheduler, runner, info, defaults, options.async_depth)
+    return EngineCore(scheduler, runner, info, defaults, options.depth(asynchronous=runner.asynchronous))
+
+
+def _graph_limits(
+    options: EngineOptions, plan: DispatchPlan, runtime: DeviceRuntime, layout: CacheLayout, info: EngineInfo
+) -> GraphLimits | None:
+    """None where decoding runs without graphs: by the options, on a device without them, or by what was chosen."""
+    if not (options.graphs and runtime.supports_graphs):
+        return None
+    unsafe = not_capturable(plan)
+    if unsafe:
+        logger.warning("decoding runs without graphs: %s may not be captured", ", ".join(unsafe))
+        return None
+    return GraphLimits(info.max_num_seqs, -(-info.max_model_len // layout.page_tokens))
 
 
 def choose_dtypes(options: EngineOptions, device: DeviceDescription) -> tuple[torch.dtype, torch.dtype]:
@@ -222,6 +245,7 @@ def _load(checkpoint: Checkpoint | GeneratedModel, ops: BoundOps, device: torch.
     label = f"{'generating' if generated else 'loading'} {checkpoint.name}"
     with progress_bar(label, checkpoint.total_bytes) as progress:
         if generated:
+            logger.warning("%s: %s", checkpoint.name, checkpoint.notice)
             reader = GeneratedReader(checkpoint, device, dtype, progress)
             return _model(checkpoint.config, ops, reader, device, dtype)
         with WeightReader(checkpoint, device, dtype, progress) as reader:
