@@ -130,7 +130,7 @@ class Router:
             for name in ids:
                 self._waiting.pop(name, None)
             if isinstance(error, QueueFullError):
-                error.retry_after = self._pace.until(self._engine.stats().num_waiting)
+                error.retry_after = self._pace.until(max(1, self._engine.stats().num_waiting))
             raise
         self._open.add(generation)
         self._empty.clear()
