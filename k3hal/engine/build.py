@@ -18,7 +18,7 @@ from k3hal.dispatch.plan import BoundOps, DispatchPlan, make_plan
 from k3hal.dispatch.plan_file import load_plan
 from k3hal.dispatch.plan_pin import pin_plan
 from k3hal.dispatch.probe import probe
-from k3hal.dispatch.runtime import DeviceRuntime, runtime_for
+from k3hal.dispatch.runtime import runtime_for
 from k3hal.engine.async_engine import AsyncEngine
 from k3hal.engine.cache.arena import CacheArena
 from k3hal.engine.cache.layout import CacheLayout
@@ -26,8 +26,9 @@ from k3hal.engine.cache.prefix import PrefixCache
 from k3hal.engine.core import EngineCore
 from k3hal.engine.generation_config import read_generation_config
 from k3hal.engine.interface import EngineInfo
-from k3hal.engine.memory import GB, MemoryPlan, plan_memory, workspace_bytes
+from k3hal.engine.memory import MemoryPlan
 from k3hal.engine.options import EngineOptions
+from k3hal.engine.room import Room
 from k3hal.engine.runner import ModelRunner
 from k3hal.engine.sampler import Sampler
 from k3hal.engine.sampling import GenerationDefaults
@@ -81,31 +82,44 @@ def build(folder: Path, options: EngineOptions) -> BuiltEngine:
     dtype, kv_dtype = choose_dtypes(options, device)
     plan = _plan(config, options, device, folder.name, dtype, kv_dtype)
     layout = CacheLayout.of(config, dtype, kv_dtype)
-    memory = _memory(checkpoint, layout, options, runtime, dtype)
-    logger.info("memory on %s: %s", device.id, memory)
+    room = Room(checkpoint, layout, options, runtime, dtype)
     ops = plan.bind()
-    arena = CacheArena(layout, runtime.allocate(memory.cache))
-    tier = build_tier(options, arena, runtime, checkpoint, plan)
+    tier = build_tier(options, layout, runtime, checkpoint, plan)
     try:
-        loaded = _load(checkpoint, ops, torch.device(device.torch_device), dtype)
+        loaded = room.load(lambda: _load(checkpoint, ops, torch.device(device.torch_device), dtype))
+        sampler = Sampler(config.vocab_size, options.num_seqs, torch.device(device.torch_device), ops.fn("sample"))
+
+        def make(arena: CacheArena) -> ModelRunner:
+            mover = tier.mover(arena, runtime) if tier else None
+            return ModelRunner(loaded, arena, sampler, ops.fn("step_metadata"), ops.fn("copy_pages"), mover)
+
+        runner, memory = room.fit(make)
     except BaseException:
         if tier:
             tier.connector.close()
         raise
+    logger.info("memory on %s: %s", device.id, memory)
     info = EngineInfo(
         max_model_len=memory.max_model_len,
         vocab_size=config.vocab_size,
         eos_token_ids=tuple(sorted({*config.eos_token_ids, *end_ids, *tokenizer.eos_ids})),
         max_num_seqs=options.num_seqs,
-        max_num_batched_tokens=options.batched_tokens(on_cpu=device.vendor == "cpu"),
+        max_num_batched_tokens=room.tokens,
         max_queue=options.queue,
         device=device.id,
     )
-    sampler = Sampler(config.vocab_size, info.max_num_seqs, arena.pages.device, ops.fn("sample"))
-    mover = tier.mover if tier else None
-    runner = ModelRunner(loaded, arena, sampler, ops.fn("step_metadata"), ops.fn("copy_pages"), mover)
-    core = assemble_core(runner, arena, info, defaults, options, tier)
+    core = assemble_core(runner, runner.arena, info, defaults, options, tier)
     return BuiltEngine(AsyncEngine(core), runner, tokenizer, folder.name, dataclasses.asdict(defaults), plan, memory)
+
+
+def estimate_memory(folder: Path, options: EngineOptions) -> tuple[DeviceDescription, MemoryPlan]:
+    """The device that `build` would take and how it would divide its memory, as far as is known before anything is
+    loaded. Raises as `build` does before that."""
+    device = probe(options.device)
+    dtype, kv_dtype = choose_dtypes(options, device)
+    checkpoint = Checkpoint.open(folder, mla_latent_norm_eps=options.mla_latent_norm_eps)
+    layout = CacheLayout.of(checkpoint.config, dtype, kv_dtype)
+    return device, Room(checkpoint, layout, options, runtime_for(device), dtype).estimate
 
 
 def assemble_core(
@@ -182,32 +196,6 @@ def _plan(
         saved = load_plan(options.plan)
         return pin_plan(saved, requests, selector.registry, model=name, device=device, dtype=_DTYPE_NAMES[dtype])
     return make_plan(requests, selector, model=name, device=device, dtype=_DTYPE_NAMES[dtype])
-
-
-def _memory(
-    checkpoint: Checkpoint, layout: CacheLayout, options: EngineOptions, runtime: DeviceRuntime, dtype: torch.dtype
-) -> MemoryPlan:
-    on_cpu = runtime.device.vendor == "cpu"
-    config = checkpoint.config
-    tokens = options.batched_tokens(on_cpu=on_cpu)
-    return plan_memory(
-        config,
-        layout,
-        weights=weight_bytes(checkpoint, dtype),
-        workspace=workspace_bytes(config, dtype.itemsize, tokens, options.num_seqs),
-        free=runtime.memory().free,
-        budget=None if options.memory_budget is None else int(options.memory_budget * GB),
-        on_cpu=on_cpu,
-        max_model_len=options.max_model_len,
-        max_num_seqs=options.num_seqs,
-    )
-
-
-def weight_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
-    """Bytes the text tensors take in memory: what is stored in BF16 becomes `dtype`, the rest keeps its kind."""
-    return sum(
-        spec.nbytes * dtype.itemsize // 2 if spec.dtype == "BF16" else spec.nbytes for spec in checkpoint.specs.values()
-    )
 
 
 def _load(checkpoint: Checkpoint, ops: BoundOps, device: torch.device, dtype: torch.dtype) -> K3Model:

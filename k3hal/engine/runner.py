@@ -15,7 +15,7 @@ from k3hal.engine.batch import build_batch
 from k3hal.engine.cache.arena import CacheArena
 from k3hal.engine.cache.interface import PageCopies
 from k3hal.engine.sampler import Sampler
-from k3hal.engine.step_plan import NOT_YET, StepPlan, StepResult
+from k3hal.engine.step_plan import BEFORE_ALL, NOT_YET, StepPlan, StepResult
 from k3hal.engine.tier.mover import Mover
 from k3hal.engine.verify import sample_drafts
 from k3hal.model.batch import CacheViews, StepBatch
@@ -67,7 +67,7 @@ class ModelRunner:
         self._copy_pages = copy_pages
         self._mover = mover
         self._observers = step_observers()
-        self._epoch = -1
+        self._epoch = BEFORE_ALL
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:

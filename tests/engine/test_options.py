@@ -13,7 +13,7 @@ from k3hal.dispatch.device import DeviceDescription
 from k3hal.engine.build import build_engine, choose_dtypes
 from k3hal.engine.cache.layout import CacheLayout
 from k3hal.engine.generation_config import read_generation_config
-from k3hal.engine.memory import GB, plan_memory, workspace_bytes
+from k3hal.engine.memory import GB, Needs, plan_memory, workspace_bytes
 from k3hal.engine.options import EngineOptions
 from k3hal.engine.sampling import GenerationDefaults
 from k3hal.errors import CapacityError, ConfigError, UsageError
@@ -114,17 +114,18 @@ CONFIG = ModelConfig.from_json(preset_config("nano"))
 LAYOUT = CacheLayout.of(CONFIG, torch.float32)
 
 
+NEEDS = Needs(weights=10**7, workspace=10**7)
+
+
 def plan(**changes: Any) -> Any:
     given = {
-        "weights": 10**7,
-        "workspace": 10**7,
         "free": 10 * GB,
         "budget": None,
         "on_cpu": True,
         "max_model_len": None,
         "max_num_seqs": 4,
     }
-    return plan_memory(CONFIG, LAYOUT, **{**given, **changes})
+    return plan_memory(CONFIG, LAYOUT, NEEDS, **{**given, **changes})
 
 
 def test_the_cache_takes_what_the_sequences_need_and_no_more() -> None:
@@ -136,8 +137,8 @@ def test_the_cache_takes_what_the_sequences_need_and_no_more() -> None:
 
 def test_a_budget_bounds_everything_and_the_length_follows() -> None:
     made = plan(budget=GB)
-    assert made.weights + made.workspace + made.cache <= GB
-    assert made.weights + made.workspace + made.cache > GB - LAYOUT.run_bytes
+    assert made.total <= GB
+    assert made.total > GB - LAYOUT.run_bytes
     longest = LAYOUT.longest_sequence(made.num_runs)
     assert longest is not None
     assert made.max_model_len == min(longest, CONFIG.max_position_embeddings)
@@ -146,7 +147,7 @@ def test_a_budget_bounds_everything_and_the_length_follows() -> None:
 def test_a_cpu_without_a_budget_takes_at_most_half_and_four_gb_of_cache() -> None:
     assert plan(free=100 * GB).cache <= 4 * GB
     small = plan(free=GB)
-    assert small.weights + small.workspace + small.cache <= GB // 2
+    assert small.total <= GB // 2
     assert plan(free=100 * GB, on_cpu=False, max_num_seqs=1000).cache > 50 * GB
 
 
