@@ -132,13 +132,13 @@ def _memory(model: str, options: Mapping[str, Any], problems: list[str]) -> dict
     from k3hal.engine.build import estimate_memory
     from k3hal.engine.options import EngineOptions
 
-    folder = resolve_model(model)
+    source = resolve_model(model)
     try:
-        device, plan = estimate_memory(folder, EngineOptions.of(**options))
+        device, plan = estimate_memory(source, EngineOptions.of(**options))
     except (CapacityError, UnsupportedError) as error:
         problems.append(str(error))
         return None
-    return {"model": folder.name, "device": device.id, **plan.report()}
+    return {"model": source.name, "device": device.id, **plan.report()}
 
 
 def _cache(problems: list[str]) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class SamplingParams:
                 f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}", param="min_tokens"
             )
         if any(not s for s in self.stop):
-            raise RequestError("stop strings must not be empty", param="stop")
+            raise RequestError("stop must not hold an empty text", param="stop")
         _check_bias(self.logit_bias)
 
     def continuation(self, index: int) -> SamplingParams:

@@ -51,6 +51,11 @@ class Checkpoint:
         return checkpoint
 
     @property
+    def name(self) -> str:
+        """The directory's own name."""
+        return self.path.name
+
+    @property
     def total_bytes(self) -> int:
         """Stored bytes of the text tensors."""
         return sum(self.tensors[name].nbytes for name in self.specs)

@@ -25,6 +25,17 @@ def preset_config(name: str) -> dict[str, Any]:
     raise KeyError(name)
 
 
+def kimi_linear_48b() -> dict[str, Any]:
+    """The sizes of Kimi-Linear-48B (spec k3_architecture §1.6) with the synthetic vocabulary's special tokens."""
+    layers = 27
+    full = [4, 8, 12, 16, 20, 24, 27]
+    config = _kimi_linear(_sizes(2304, layers, heads=32, dense=9216, experts=256, top_k=8, middle=1024))
+    config |= {"vocab_size": 163840, "model_max_length": 1048576}
+    kda = [i for i in range(1, layers + 1) if i not in full]
+    config["linear_attn_config"] |= {"full_attn_layers": full, "kda_layers": kda}
+    return config
+
+
 def shard_limit(name: str) -> int:
     """Largest data size of one shard in bytes: small enough that every preset has several shards."""
     return 2 << 20 if name == "nano" else 32 << 20

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from importlib.resources import as_file, files
 from typing import Any
 
 import torch
 
 from k3hal.bench.machine import circumstances
 from k3hal.bench.spread import Spread
+from k3hal.checkpoints import full_size_config
 from k3hal.dispatch.assemble import build_selector
 from k3hal.dispatch.device import DeviceDescription
 from k3hal.dispatch.plan import DispatchPlan, OpRequest, make_plan
@@ -67,7 +67,7 @@ def bench_dispatch(repeat: int, ops: str | None, say: Callable[[str], None]) -> 
     say("timing plans")
     plans = {
         "nano": _plan_times(_nano(), device, ops, repeat),
-        "kimi-k3": _plan_times(_full_size(), device, ops, repeat),
+        "kimi-k3": _plan_times(full_size_config(), device, ops, repeat),
     }
     return {
         **before,
@@ -83,11 +83,6 @@ def bench_dispatch(repeat: int, ops: str | None, say: Callable[[str], None]) -> 
 
 def _nano() -> ModelConfig:
     return ModelConfig.from_json(preset_config("nano"))
-
-
-def _full_size() -> ModelConfig:
-    with as_file(files("k3hal.model") / "configs" / "kimi_k3.json") as path:
-        return ModelConfig.from_json(path)
 
 
 def _plan(config: ModelConfig, device: DeviceDescription, dtype: str, ops: str | None) -> DispatchPlan:

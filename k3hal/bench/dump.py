@@ -96,22 +96,22 @@ def bench_dump(settings: DumpBench, say: Callable[[str], None]) -> dict[str, Any
 
     Raises what `build_engine` raises, and `UnsupportedError` where the model's results are not finite.
     """
-    folder = resolve_model(settings.model)
+    source = resolve_model(settings.model)
     with tempfile.TemporaryDirectory() as cases, _one_thread():
         before = circumstances()
         recorders = {name: Recorder(parse_dump(f"when={when},dir={cases}")) for name, when in ARMED.items()}
         arms = Arms(recorders)
-        say(f"loading {folder.name}")
+        say(f"loading {source.name}")
         with observing(arms):
-            built = _built(settings, str(folder))
+            built = _built(settings, str(source))
         results = [_result(_measured(built, arms, settings, n, say), n) for n in settings.concurrency]
         dtype = str(built.runner.arena.layout.dtype).removeprefix("torch.")
         built.engine.close()
         if any(recorder.files for recorder in recorders.values()):
-            raise UnsupportedError(f"{folder.name} gives results that are not finite: recording them was measured")
+            raise UnsupportedError(f"{source.name} gives results that are not finite: recording them was measured")
     return {
         **before,
-        "model": {"name": folder.name},
+        "model": {"name": source.name},
         "dtype": dtype,
         "settings": {k: v for k, v in dataclasses.asdict(settings).items() if k not in ("model", "dtype")},
         "block": _BLOCK,
@@ -121,10 +121,10 @@ def bench_dump(settings: DumpBench, say: Callable[[str], None]) -> dict[str, Any
     }
 
 
-def _built(settings: DumpBench, folder: str) -> BuiltEngine:
+def _built(settings: DumpBench, source: str) -> BuiltEngine:
     tokens = _ROUNDS_A_RUN * (len(ARMED) + 2) * _BLOCK
     return build_engine(
-        folder,
+        source,
         device="cpu",
         dtype=settings.dtype,
         ops=settings.ops,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,11 @@ from k3hal.bench.peer import load_peer
 from k3hal.bench.runs import Contender, Difference, Run, first_difference
 from k3hal.bench.spread import Spread
 from k3hal.bench.steps import PARTS, Step
-from k3hal.checkpoints import resolve_model
+from k3hal.checkpoints import open_model, resolve_model
 from k3hal.dispatch.plan import DispatchPlan
 from k3hal.engine.build import build_engine
 from k3hal.engine.options import DEFAULT_MAX_NUM_SEQS
 from k3hal.errors import UsageError
-from k3hal.model.checkpoint import Checkpoint
 from k3hal.model.requests import PAGE_TOKENS
 
 SCHEMA = "k3hal.bench_engine/1"
@@ -70,11 +70,11 @@ def bench_engine(settings: EngineBench, say: Callable[[str], None]) -> dict[str,
     Raises what `build_engine` and `load_peer` raise, and `UsageError` for sizes that measure nothing.
     """
     before = circumstances()
-    folder = resolve_model(settings.model)
-    checkpoint = Checkpoint.open(folder)
-    say(f"loading {folder.name}")
+    source = resolve_model(settings.model)
+    checkpoint = open_model(source)
+    say(f"loading {source.name}")
     built = build_engine(
-        str(folder),
+        str(source),
         dtype=settings.dtype,
         ops=settings.ops,
         max_num_seqs=max(*settings.concurrency, DEFAULT_MAX_NUM_SEQS),
@@ -84,8 +84,10 @@ def bench_engine(settings: EngineBench, say: Callable[[str], None]) -> dict[str,
     layout = built.runner.arena.layout
     peer = None
     if settings.peer is not None:
-        say(f"loading {folder.name} into {settings.peer}")
-        peer = load_peer(settings.peer, folder, layout.dtype)
+        if not isinstance(source, Path):
+            raise UsageError(f"--peer {settings.peer} with {source.name}", hint="a peer reads a checkpoint directory")
+        say(f"loading {source.name} into {settings.peer}")
+        peer = load_peer(settings.peer, source, layout.dtype)
     ours, meter = Ours(built), BandwidthMeter()
     meter.measure()
     measured = []
@@ -99,7 +101,7 @@ def bench_engine(settings: EngineBench, say: Callable[[str], None]) -> dict[str,
     return {
         **before,
         "model": {
-            "name": folder.name,
+            "name": source.name,
             "architecture": checkpoint.config.architecture,
             "weights": checkpoint.total_bytes,
         },

@@ -9,6 +9,7 @@ from statistics import fmean
 from k3hal.bench.steps import Step
 from k3hal.engine.cache.layout import CacheLayout
 from k3hal.model.checkpoint import Checkpoint
+from k3hal.model.generated import GeneratedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class StepBytes:
         return self.dense + self.experts + self.state + self.kv
 
 
-def step_bytes(checkpoint: Checkpoint, layout: CacheLayout, steps: Sequence[Step]) -> StepBytes:
+def step_bytes(checkpoint: Checkpoint | GeneratedModel, layout: CacheLayout, steps: Sequence[Step]) -> StepBytes:
     """`steps` are decode steps whose experts were counted.
 
     Weights count as the checkpoint stores them, whatever dtype the engine runs in: a bfloat16 weight takes two bytes to

@@ -40,7 +40,7 @@ def operators_report(
 
 
 def operator_tables(report: Mapping[str, Any]) -> list[Table]:
-    """One table, a row for each provider on each case."""
+    """One table, a row for each provider on each case. Runs of other operators have tables of other names."""
     machine = report["machine"]
     title = machine["title"] or machine["device"]
     on = "cold" if any(row["cache"] == "cold" for row in report["results"]) else "warm"
@@ -56,7 +56,8 @@ def operator_tables(report: Mapping[str, Any]) -> list[Table]:
         _where(report),
     ]  # fmt: skip
     rows = [_row(row, report["ceilings"]) for row in report["results"] if row["status"] != "NotSupported"]
-    return [Table(f"operators {title}", f"Operators on {title}, caches {on}", header, rows, notes)]
+    some = "" if report["op"] == "*" else f" {report['op']}"
+    return [Table(f"operators {title}{some}", f"Operators on {title}, caches {on}", header, rows, notes)]
 
 
 def _row(row: Mapping[str, Any], ceilings: Mapping[str, Any]) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,16 +39,18 @@ def cache_dtype(word: str | None, dtype: str) -> str:
 
 def requests_of(model: str | None, dtype: str, kv_dtype: str, tp: int) -> list[OpRequest]:
     """The operators of a model (a directory or its config.json; None: the full-size K3) on one rank of `tp`."""
+    from k3hal.checkpoints import full_size_config, generated_model
     from k3hal.model.config import ModelConfig
     from k3hal.model.requests import model_requests
 
-    if model is not None:
+    if model is not None and (generated := generated_model(model)):
+        config = generated.config
+    elif model is not None:
         if not Path(model).exists():
             raise UsageError(f"model {model!r} is neither a directory nor a config.json")
         config = ModelConfig.from_json(Path(model))
     else:
-        with as_file(files("k3hal.model") / "configs" / "kimi_k3.json") as path:
-            config = ModelConfig.from_json(path)
+        config = full_size_config()
     heads = (config.num_heads, config.kda_heads)
     if tp < 1 or any(count % tp for count in heads):
         raise UsageError(

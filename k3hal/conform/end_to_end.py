@@ -24,17 +24,17 @@ from k3hal.dispatch.assemble import build_selector
 from k3hal.dispatch.errors import DispatchError
 from k3hal.dispatch.plan import DispatchPlan
 from k3hal.dispatch.plan_file import plan_json
+from k3hal.dispatch.registry import get_operator
 from k3hal.dispatch.select import Decision
 from k3hal.engine.build import build_engine
 from k3hal.model.write import write_preset
 
-NOT_COMPUTED = ("copy_pages", "sample")
-"""Operators of a plan that the logits of one given sequence do not depend on: the check proves nothing of them."""
 END_TO_END_TIMEOUT = 600.0
 Note = Callable[[str, str], None]
 """Told of a dtype and a variant before they run."""
 TOKENS, DECODES = 136, 8
-"""Of the one sequence: more than two chunks of KDA and one page of MLA; the last ones are decoded one by one."""
+"""Of the one sequence: more than two chunks of KDA and one page of MLA; the last ones are decoded one by one, after all
+that is cached has been copied to other pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def run_end_to_end(
     """The checkpoint on the device with the providers in force, and with `varied` in all other `variants`, each against
     the same on the CPU with references. `note` is told of each variant before it runs."""
     note(dtype, DEFAULT)
-    good, _ = _logits(folder, "cpu", dtype, "*=reference")
+    good = _computed(folder, "cpu", dtype, "*=reference").logits
     first = _against(good, preset, folder, dtype, device, ops, DEFAULT)
     yield first.result
     if varied and first.plan:
@@ -111,14 +111,25 @@ class _Run:
     plan: DispatchPlan | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """Logits fp32 [T, V] on the CPU, the plan they come from, and what is wrong with the tokens drawn of them."""
+
+    logits: Tensor
+    plan: DispatchPlan
+    drawn_wrong: str
+
+
 def _against(good: Tensor, preset: str, folder: Path, dtype: str, device: str, ops: str | None, variant: str) -> _Run:
     try:
-        logits, plan = _logits(folder, device, dtype, ops)
+        made = _computed(folder, device, dtype, ops)
     except DispatchError as error:
         return _Run(EndToEnd(preset, dtype, "NotSupported", str(error), variant))
-    entries = [entry for entry in plan.entries if entry.request.op not in NOT_COMPUTED]
-    ran = tuple(sorted({pair for entry in entries for pair in pairs_of(entry.decision)}))
-    numbers = compare_logits(logits, good, CAPS[dtype])
+    plan = made.plan
+    ran = tuple(sorted({pair for entry in plan.entries for pair in pairs_of(entry.decision)}))
+    numbers = compare_logits(made.logits, good, CAPS[dtype])
+    if made.drawn_wrong and numbers["status"] == "Pass":
+        numbers |= {"status": "Fail", "problem": made.drawn_wrong}
     return _Run(EndToEnd(preset, dtype, variant=variant, **numbers, ran=ran, plan=plan_json(plan)), plan)
 
 
@@ -129,15 +140,43 @@ def pairs_of(decision: Decision) -> Iterator[tuple[str, str]]:
         yield from pairs_of(part)
 
 
-def _logits(folder: Path, device: str, dtype: str, ops: str | None) -> tuple[Tensor, DispatchPlan]:
-    sizes = {"max_num_seqs": 1, "max_model_len": 4 * TOKENS, "max_num_batched_tokens": 4 * TOKENS}
+def _computed(folder: Path, device: str, dtype: str, ops: str | None) -> _Computed:
+    sizes = {"max_num_seqs": 2, "max_model_len": 4 * TOKENS, "max_num_batched_tokens": 4 * TOKENS}
     built = build_engine(str(folder), device=device, dtype=dtype, ops=ops, fallback="warn", **sizes)
     try:
         vocabulary = built.engine.info.vocab_size
         ids = random.Random(0).choices(range(vocabulary), k=TOKENS)
-        return Driver(built.runner).run(ids, DECODES, lambda _: None), built.plan
+        logits = Driver(built.runner).run(ids, DECODES, lambda _: None, moved=True)
+        draw = built.plan.bind().fn("sample")
+        return _Computed(logits, built.plan, drawn_wrong(logits, draw, built.runner.arena.pages.device))
     finally:
         built.engine.close()
+
+
+def drawn_wrong(logits: Tensor, draw: Callable[..., Tensor], device: torch.device) -> str:
+    """What `draw`, a provider of `sample`, draws on the device from logits [T, V] and the operator's definition does
+    not; empty when there is nothing. Logits that are not finite are not drawn from."""
+    if not bool(torch.isfinite(logits).all()):
+        return ""
+    operator, rows = get_operator("sample"), logits.shape[0]
+    cycle = torch.arange(rows)
+    args = {
+        "logits": logits,
+        "temperature": torch.tensor([0.0, 0.7, 1.0])[cycle % 3],
+        "top_k": torch.tensor([0, 20], dtype=torch.int32)[cycle % 2],
+        "top_p": torch.tensor([1.0, 0.95, 0.8, 0.5])[cycle % 4],
+        "min_p": torch.tensor([0.0, 0.0, 0.0, 0.0, 0.1])[cycle % 5],
+        "uniform": torch.rand(rows, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
+    }
+    outputs = {"out": draw(*(value.to(device) for value in args.values())).cpu()}
+    wanted = {"out": operator.reference(**args)}
+    if operator.settle_ties is not None:
+        outputs = operator.settle_ties(args, outputs, wanted)
+    wrong = (outputs["out"] != wanted["out"]).nonzero().flatten().tolist()
+    if not wrong:
+        return ""
+    got, want = int(outputs["out"][wrong[0]]), int(wanted["out"][wrong[0]])
+    return f"sample drew {got} for {want} at token {wrong[0]}, {len(wrong)} in all"
 
 
 def end_to_end_isolated(

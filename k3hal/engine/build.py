@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from k3hal.checkpoints import resolve_model
+from k3hal.checkpoints import open_model, resolve_model, tokenizer_folder
 from k3hal.dispatch.assemble import build_selector
 from k3hal.dispatch.device import DeviceDescription
 from k3hal.dispatch.plan import BoundOps, DispatchPlan, make_plan
@@ -37,6 +37,7 @@ from k3hal.engine.tier.build import Tier, build_tier
 from k3hal.errors import CheckpointError, UsageError
 from k3hal.model.checkpoint import Checkpoint
 from k3hal.model.config import ModelConfig
+from k3hal.model.generated import GeneratedModel, GeneratedReader
 from k3hal.model.k3 import K3Model
 from k3hal.model.progress import progress_bar
 from k3hal.model.reader import WeightReader
@@ -63,7 +64,7 @@ class BuiltEngine:
 
 
 def build_engine(model: str | None = None, **options: Any) -> BuiltEngine:
-    """Load `model` (a checkpoint directory; None is the built-in default) with `EngineOptions`' names as keywords.
+    """Load `model`, what `resolve_model` takes, with `EngineOptions`' names as keywords.
 
     The engine is not started. Everything that can be refused is refused before the weights are read: raises
     `UsageError`, `ConfigError`, `CheckpointError`, `DispatchError`, `PlanError`, `UnsupportedError` or `CapacityError`.
@@ -71,16 +72,16 @@ def build_engine(model: str | None = None, **options: Any) -> BuiltEngine:
     return build(resolve_model(model), EngineOptions.of(**options))
 
 
-def build(folder: Path, options: EngineOptions) -> BuiltEngine:
-    """As `build_engine`, from a directory and checked options."""
+def build(source: Path | GeneratedModel, options: EngineOptions) -> BuiltEngine:
+    """As `build_engine`, from a resolved model and checked options."""
     device = probe(options.device)
     runtime = runtime_for(device)
-    checkpoint = Checkpoint.open(folder, mla_latent_norm_eps=options.mla_latent_norm_eps)
-    config = checkpoint.config
+    checkpoint = open_model(source, mla_latent_norm_eps=options.mla_latent_norm_eps)
+    config, folder = checkpoint.config, tokenizer_folder(source)
     tokenizer = _tokenizer(Path(options.tokenizer or folder), config)
     defaults, end_ids = read_generation_config(folder, config.vocab_size)
     dtype, kv_dtype = choose_dtypes(options, device)
-    plan = _plan(config, options, device, folder.name, dtype, kv_dtype)
+    plan = _plan(config, options, device, checkpoint.name, dtype, kv_dtype)
     layout = CacheLayout.of(config, dtype, kv_dtype)
     room = Room(checkpoint, layout, options, runtime, dtype)
     ops = plan.bind()
@@ -109,15 +110,17 @@ def build(folder: Path, options: EngineOptions) -> BuiltEngine:
         device=device.id,
     )
     core = assemble_core(runner, runner.arena, info, defaults, options, tier)
-    return BuiltEngine(AsyncEngine(core), runner, tokenizer, folder.name, dataclasses.asdict(defaults), plan, memory)
+    return BuiltEngine(
+        AsyncEngine(core), runner, tokenizer, checkpoint.name, dataclasses.asdict(defaults), plan, memory
+    )
 
 
-def estimate_memory(folder: Path, options: EngineOptions) -> tuple[DeviceDescription, MemoryPlan]:
+def estimate_memory(source: Path | GeneratedModel, options: EngineOptions) -> tuple[DeviceDescription, MemoryPlan]:
     """The device that `build` would take and how it would divide its memory, as far as is known before anything is
     loaded. Raises as `build` does before that."""
     device = probe(options.device)
     dtype, kv_dtype = choose_dtypes(options, device)
-    checkpoint = Checkpoint.open(folder, mla_latent_norm_eps=options.mla_latent_norm_eps)
+    checkpoint = open_model(source, mla_latent_norm_eps=options.mla_latent_norm_eps)
     layout = CacheLayout.of(checkpoint.config, dtype, kv_dtype)
     return device, Room(checkpoint, layout, options, runtime_for(device), dtype).estimate
 
@@ -198,12 +201,20 @@ def _plan(
     return make_plan(requests, selector, model=name, device=device, dtype=_DTYPE_NAMES[dtype])
 
 
-def _load(checkpoint: Checkpoint, ops: BoundOps, device: torch.device, dtype: torch.dtype) -> K3Model:
-    label = f"loading {checkpoint.path.name}"
-    with (
-        progress_bar(label, checkpoint.total_bytes) as progress,
-        WeightReader(checkpoint, device, dtype, progress) as reader,
-    ):
-        model = K3Model.load(checkpoint.config, ops, reader, device=device, dtype=dtype)
-        reader.finish()
+def _load(checkpoint: Checkpoint | GeneratedModel, ops: BoundOps, device: torch.device, dtype: torch.dtype) -> K3Model:
+    generated = isinstance(checkpoint, GeneratedModel)
+    label = f"{'generating' if generated else 'loading'} {checkpoint.name}"
+    with progress_bar(label, checkpoint.total_bytes) as progress:
+        if generated:
+            reader = GeneratedReader(checkpoint, device, dtype, progress)
+            return _model(checkpoint.config, ops, reader, device, dtype)
+        with WeightReader(checkpoint, device, dtype, progress) as reader:
+            return _model(checkpoint.config, ops, reader, device, dtype)
+
+
+def _model(
+    config: ModelConfig, ops: BoundOps, reader: WeightReader | GeneratedReader, device: torch.device, dtype: torch.dtype
+) -> K3Model:
+    model = K3Model.load(config, ops, reader, device=device, dtype=dtype)
+    reader.finish()
     return model

@@ -13,10 +13,10 @@ from k3hal.engine.constraint import Constraint, ConstraintError, Matcher
 
 @dataclass(slots=True)
 class _Row:
-    """A row's matcher, or why it has none any more; `banned` are the words of the ids that may not come early."""
+    """A row's matcher, or why it failed; `banned` are the words of the ids that may not come early."""
 
     matcher: Matcher | None
-    error: str
+    error: ConstraintError | None
     min_tokens: int
     banned: np.ndarray
 
@@ -33,9 +33,9 @@ class ConstrainedRows:
         self._device = device
         self._words = -(-vocab_size // 32)
         self._rows: dict[int, _Row] = {}
-        self._failures: dict[int, str] = {}
+        self._failures: dict[int, ConstraintError] = {}
 
-    def take_failures(self) -> dict[int, str]:
+    def take_failures(self) -> dict[int, ConstraintError]:
         """Why rows gave no token since this was last asked."""
         failures, self._failures = self._failures, {}
         return failures
@@ -52,7 +52,7 @@ class ConstrainedRows:
         """
         words = np.zeros(self._words * 32, np.uint8)
         words[list(banned)] = 1
-        state = self._rows[row] = _Row(None, "", min_tokens, np.packbits(words, bitorder="little").view(np.int32))
+        state = self._rows[row] = _Row(None, None, min_tokens, np.packbits(words, bitorder="little").view(np.int32))
         try:
             state.matcher = constraint.matcher()
             for token in generated.tolist():
@@ -99,7 +99,7 @@ class ConstrainedRows:
                 needed = state.matcher.fill(mask)
             except ConstraintError as error:
                 _fail(state, error)
-        if state.matcher is None:
+        if state.error is not None:
             self._failures[row] = state.error
             mask[:] = 0
             return True
@@ -114,7 +114,7 @@ class ConstrainedRows:
 
 
 def _fail(state: _Row, error: ConstraintError) -> None:
-    state.matcher, state.error = None, f"the constraint on the output failed: {error}"
+    state.matcher, state.error = None, error
 
 
 def _forbidden(masks: np.ndarray, vocab_size: int, device: torch.device) -> Tensor:

@@ -11,6 +11,10 @@ class ConstraintError(Exception):
     """A constraint cannot be followed any further: its sequence has to end."""
 
 
+class DeadEndError(ConstraintError):
+    """No token may come next though the output is not complete: the constraint itself leads nowhere."""
+
+
 class Matcher(Protocol):
     """Follows the output of one sequence. Used by one thread at a time. Raises `ConstraintError`."""
 

@@ -8,7 +8,15 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from k3hal.engine.flights import Flight, Flights
-from k3hal.engine.interface import EngineInfo, EngineOutput, EngineRequest, EngineStats, TokenLogprob
+from k3hal.engine.interface import (
+    ConstraintError,
+    DeadEndError,
+    EngineInfo,
+    EngineOutput,
+    EngineRequest,
+    EngineStats,
+    TokenLogprob,
+)
 from k3hal.engine.request import NO_ROW, Request
 from k3hal.engine.sampling import GenerationDefaults
 from k3hal.engine.scheduler import Scheduler
@@ -210,7 +218,7 @@ class EngineCore:
             group = [next(tokens) for _ in range(count)]
             asked = [next(logprobs) for _ in range(count)] if result.logprobs else [None] * count
             ended = request.finish_reason is not None
-            taken = _append(request, group, result.failures.get(row, "the model's logits are not finite"))
+            taken = _append(request, group, result.failures.get(row))
             if ended:
                 continue
             self._generated_tokens += taken
@@ -255,17 +263,19 @@ class EngineCore:
             del self._requests[request.id]
 
 
-def _append(request: Request, tokens: list[int], failure: str) -> int:
+def _append(request: Request, tokens: list[int], failure: ConstraintError | None) -> int:
     """Give a request what a step sampled for it; how many of the tokens it takes before it ends.
 
-    `failure` says why where a token could not be sampled.
+    `failure` says why where a token could not be sampled, None that the logits were no numbers.
     """
     taken = 0
     for token in tokens:
         if request.finish_reason is not None:
             request.append_surplus(token)
         elif token < 0:
-            request.finish_reason, request.error = "error", failure
+            why = f"the constraint on the output failed: {failure}" if failure else "the model's logits are not finite"
+            request.finish_reason, request.error = "error", why
+            request.dead_end = isinstance(failure, DeadEndError)
         else:
             request.append(token)
             taken += 1
@@ -293,4 +303,5 @@ def _output(request: Request, tokens: Sequence[int] = (), logprobs: Sequence[Tok
         num_cached_tokens=request.num_cached_tokens,
         timing=request.timing() if ended else None,
         error=request.error,
+        dead_end=request.dead_end,
     )

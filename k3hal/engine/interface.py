@@ -15,6 +15,7 @@ from k3hal.engine.cache.keys import PrefixContext as PrefixContext
 from k3hal.engine.cache.stats import CacheStats
 from k3hal.engine.constraint import Constraint as Constraint
 from k3hal.engine.constraint import ConstraintError as ConstraintError
+from k3hal.engine.constraint import DeadEndError as DeadEndError
 from k3hal.engine.constraint import Matcher as Matcher
 from k3hal.engine.tier.interface import TierStats as TierStats
 from k3hal.sampling_params import SamplingParams
@@ -66,7 +67,7 @@ class EngineOutput:
 
     `token_ids` are the new tokens, a matched stop id included as the last one. `stop_reason` is the stop
     token id that matched, None for the end-of-sequence ids or when nothing matched. `error` is set iff
-    `finish_reason == "error"`.
+    `finish_reason == "error"`, and `dead_end` where that is the request's own doing: its constraint allowed no token.
     """
 
     request_id: str
@@ -77,6 +78,7 @@ class EngineOutput:
     num_cached_tokens: int = 0
     timing: RequestTiming | None = None
     error: str | None = None
+    dead_end: bool = False
 
 
 @dataclass(frozen=True, slots=True)

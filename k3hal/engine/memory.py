@@ -23,6 +23,8 @@ _GRAPH = 8 * _MB
 
 _MARGIN = 256 * _MB
 
+_SEQS = "--max-num-seqs"
+
 How = Literal["computed", "measured", "allowance"]
 
 
@@ -32,7 +34,8 @@ class Needs:
 
     `workspace` is what a step takes and gives back, `buffers` what stays between steps (the sampler's tables, scratch
     that libraries keep), `graphs` what captured graphs hold, `code` what the driver takes beside all tensors, `margin`
-    what stays free, as pieces between tensors do. `measured` names those that were measured.
+    what stays free, as pieces between tensors do. `measured` names those that were measured, `step_flag` is what makes
+    the workspace smaller.
     """
 
     weights: int
@@ -41,6 +44,7 @@ class Needs:
     graphs: int = 0
     code: int = 0
     margin: int = 0
+    step_flag: str = "--max-num-batched-tokens"
     measured: frozenset[str] = frozenset()
 
     @property
@@ -49,8 +53,8 @@ class Needs:
 
     def sizes(self) -> Iterator[tuple[str, int]]:
         for field in fields(self):
-            if field.name != "measured":
-                yield field.name, getattr(self, field.name)
+            if isinstance(size := getattr(self, field.name), int):
+                yield field.name, size
 
     def how(self, name: str) -> How:
         """How a figure is known."""
@@ -59,13 +63,24 @@ class Needs:
         return "allowance" if name in ("code", "margin") else "computed"
 
 
-FLAGS = {
-    "workspace": "--max-num-batched-tokens",
-    "buffers": "--max-num-seqs",
-    "graphs": "--max-num-seqs",
-    "cache": "--max-model-len",
-}
-"""What makes a part of the memory smaller."""
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """What steps of at most `num_tokens` tokens, `num_seqs` of them sampled, take in bytes: by token, and by row."""
+
+    num_tokens: int
+    of_tokens: int
+    num_seqs: int
+    of_rows: int
+
+    @property
+    def total(self) -> int:
+        return self.of_tokens + self.of_rows
+
+    @property
+    def flag(self) -> str:
+        """The flag that bounds most of it: a step has a token for every sequence at least."""
+        by_rows = self.of_rows > self.of_tokens or self.num_tokens <= self.num_seqs
+        return "--max-num-seqs" if by_rows else "--max-num-batched-tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +127,7 @@ class MemoryPlan:
         return f"{parts} of {gb(self.budget)}; {self.max_model_len} tokens per sequence"
 
 
-def workspace_bytes(config: ModelConfig, itemsize: int, num_tokens: int, num_seqs: int) -> int:
+def workspace_bytes(config: ModelConfig, itemsize: int, num_tokens: int, num_seqs: int) -> Workspace:
     """What a step of `num_tokens` tokens and `num_seqs` sampled rows needs beside weights and cache: an upper estimate.
 
     Per token: the residual stream with its stored blocks, the widest attention layer's projections twice over, the
@@ -123,7 +138,7 @@ def workspace_bytes(config: ModelConfig, itemsize: int, num_tokens: int, num_seq
     mla = 2 * config.num_heads * (config.qk_head_dim + config.qk_nope_head_dim + 2 * config.v_head_dim)
     experts = config.top_k * (3 * config.moe_intermediate_size + 2 * config.expert_width)
     widths = (blocks + 6) * config.hidden_size + max(kda, mla, experts, 3 * config.intermediate_size)
-    return num_tokens * widths * itemsize + num_seqs * config.vocab_size * 32
+    return Workspace(num_tokens, num_tokens * widths * itemsize, num_seqs, num_seqs * config.vocab_size * 32)
 
 
 def estimated_needs(
@@ -137,11 +152,12 @@ def estimated_needs(
     workspace = workspace_bytes(config, itemsize, num_tokens, num_seqs)
     return Needs(
         weights=weights,
-        workspace=workspace,
+        workspace=workspace.total,
+        step_flag=workspace.flag,
         buffers=penalty_bytes(config.vocab_size, num_seqs),
-        graphs=num_graphs and workspace_bytes(config, itemsize, num_seqs, 0) + num_graphs * _GRAPH,
+        graphs=num_graphs and workspace_bytes(config, itemsize, num_seqs, 0).total + num_graphs * _GRAPH,
         code=CODE if counted else 0,
-        margin=margin_for(workspace) if counted else 0,
+        margin=margin_for(workspace.total) if counted else 0,
     )
 
 
@@ -206,16 +222,18 @@ def plan_memory(
 
 
 def _misfit(needs: Needs, cache: int, total: int, missing: int, budget_given: bool) -> CapacityError:
-    """Why nothing can run; the flags in the order of what they could give back."""
-    sizes = {"cache": cache, **dict(needs.sizes())}
-    parts = [f"{name} {gb(size)}" for name, size in needs.sizes() if size]
-    lowered = sorted((name for name in FLAGS if sizes[name]), key=lambda name: -sizes[name])
-    flags = " or ".join(dict.fromkeys(FLAGS[name] for name in lowered))
+    """Why nothing can run. Where one part takes more than all others only its flag helps."""
+    sizes = {**dict(needs.sizes()), "cache": cache}
+    parts = ", ".join(f"{name} {gb(size)}" for name, size in needs.sizes() if size or name == "weights")
+    flags = {"cache": "--max-model-len", "workspace": needs.step_flag, "buffers": _SEQS, "graphs": _SEQS}
+    order = sorted((name for name in flags if sizes[name]), key=lambda name: -sizes[name])
+    if sizes[order[0]] > sum(sizes.values()) - sizes[order[0]]:
+        order = order[:1]
     more = "raise --memory-budget" if budget_given else "free memory"
     return CapacityError(
-        f"the model does not fit: {gb(missing)} are missing. W{', '.join(parts)[1:]} and the cache of one sequence "
+        f"the model does not fit: {gb(missing)} are missing. W{parts[1:]} and the cache of one sequence "
         f"{gb(cache)}; there are {gb(total)}",
-        hint=f"{more}, or lower {flags}",
+        hint=f"{more}, or lower {' or '.join(dict.fromkeys(flags[name] for name in order))}",
     )
 
 

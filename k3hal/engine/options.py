@@ -23,6 +23,9 @@ _CHOICES = {"dtype": DType, "kv_cache_dtype": KvCacheDType, "fallback": Fallback
 DEFAULT_MAX_NUM_SEQS = 64
 DEFAULT_MAX_QUEUE = 1024
 MOST_STEPS_AHEAD = 3
+MOST_TOKENS = 2**31 - 1
+"""Tokens and sequences are counted in 32 bits."""
+
 MOST_GB = 1e9
 """More than any machine has; its bytes, unlike those of 1e300 GB, are a number."""
 
@@ -94,9 +97,9 @@ class EngineOptions:
             # An empty path would be the working directory, and no path holds a NUL.
             if not isinstance(value, kind) or (what.endswith("path") and value is not None and not _is_path(value)):
                 raise UsageError(f"{name} is {value!r:.100}", hint=f"it is {what}")
-        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "prefix_cache_retention_interval"):
-            self._check_integer(name, 1)
-        self._check_integer("prefix_match_unit", 1)
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "prefix_match_unit"):
+            self._check_integer(name, 1, MOST_TOKENS)
+        self._check_integer("prefix_cache_retention_interval", 1)
         self._check_integer("max_queue", 0)
         self._check_integer("async_depth", 1)
         if self.async_depth > MOST_STEPS_AHEAD:
@@ -165,10 +168,14 @@ class EngineOptions:
                 "prefix_disk_cache_gb is given without prefix_disk_cache", hint="say which folder: prefix_disk_cache"
             )
 
-    def _check_integer(self, name: str, low: int) -> None:
+    def _check_integer(self, name: str, low: int, high: int | None = None) -> None:
         value = getattr(self, name)
-        if value is not None and (type(value) is not int or value < low):
-            raise UsageError(f"{name} is {value!r}", hint=f"it is an integer of at least {low}")
+        if value is None:
+            return
+        if type(value) is not int or value < low:
+            raise UsageError(f"{name} is {value!r:.100}", hint=f"it is an integer of at least {low}")
+        if high is not None and value > high:
+            raise UsageError(f"{name} is {value!r:.100}", hint=f"it is at most {high}")
 
 
 def _is_path(value: str | Path) -> bool:

@@ -75,6 +75,7 @@ class Request:
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     error: str | None = field(default=None)
+    dead_end: bool = False
     context: PrefixContext = NO_CONTEXT
     keys: UnitKeys | None = None
     constraint: Constraint | None = None

@@ -17,6 +17,7 @@ from k3hal.engine.options import EngineOptions
 from k3hal.engine.warmup import Runner, Sizes
 from k3hal.errors import CapacityError
 from k3hal.model.checkpoint import Checkpoint
+from k3hal.model.generated import GeneratedModel
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Runner)
@@ -30,7 +31,7 @@ class Room:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        checkpoint: Checkpoint | GeneratedModel,
         layout: CacheLayout,
         options: EngineOptions,
         runtime: DeviceRuntime,
@@ -96,7 +97,7 @@ class Room:
         )
 
 
-def weight_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
+def weight_bytes(checkpoint: Checkpoint | GeneratedModel, dtype: torch.dtype) -> int:
     """Bytes the text tensors take in memory: what is stored in BF16 becomes `dtype`, the rest keeps its kind."""
     return sum(
         spec.nbytes * dtype.itemsize // 2 if spec.dtype == "BF16" else spec.nbytes for spec in checkpoint.specs.values()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from k3hal.engine.constrained_rows import ConstrainedRows
+from k3hal.engine.constraint import ConstraintError
 from k3hal.engine.interface import TokenLogprob
 from k3hal.engine.penalties import Penalties
 from k3hal.engine.step_plan import RowBinding
@@ -42,7 +43,7 @@ class Sampler:
         self._banned: dict[int, tuple[int, Tensor]] = {}
         self._last = torch.zeros(max_rows, dtype=torch.int64, device=device)
 
-    def take_failures(self) -> dict[int, str]:
+    def take_failures(self) -> dict[int, ConstraintError]:
         """Why no token came of a row, of all rows whose constraints failed since this was last asked."""
         return self._constrained.take_failures()
 

@@ -53,6 +53,7 @@ class Scheduler:
         if max_num_batched_tokens < max_num_seqs:
             raise ValueError("a step must have room for one token of every running sequence")
         self.cache = cache
+        self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_queue = max_queue
         self.drafter = drafter
@@ -81,8 +82,14 @@ class Scheduler:
         At most `max_queue` wait, beside those for which a row is free.
         """
         queued = len(self.waiting) + submitted
-        if queued >= self.max_queue + len(self._free_rows):
+        if queued < self.max_queue + len(self._free_rows):
+            return
+        if self.max_queue:
             raise QueueFullError(f"the queue is full: {queued} requests are waiting", hint="try again later")
+        raise QueueFullError(
+            f"max_num_seqs {self.max_num_seqs} requests are under way, and max_queue 0 lets no other wait",
+            hint="try again later",
+        )
 
     def check_fits(self, request: Request) -> None:
         """Raise `RequestError` when a request could not run even alone."""

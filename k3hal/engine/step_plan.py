@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from k3hal.engine.cache.interface import PageCopies
-from k3hal.engine.constraint import Constraint
+from k3hal.engine.constraint import Constraint, ConstraintError
 from k3hal.engine.interface import TokenLogprob
 from k3hal.engine.sampling import Sampling
 from k3hal.engine.tier.interface import TransferDone, Transfers
@@ -94,5 +94,5 @@ class StepResult:
     token_ids: list[int]
     logprobs: list[TokenLogprob | None] | None = None
     accepted: list[int] = field(default_factory=list)
-    failures: Mapping[int, str] = field(default_factory=dict)
+    failures: Mapping[int, ConstraintError] = field(default_factory=dict)
     transferred: tuple[TransferDone, ...] = ()

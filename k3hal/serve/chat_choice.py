@@ -35,8 +35,18 @@ class ChatChoice:
     `finish_reason` is set once the choice is complete; with `stopped_early` the engine has yet to be told.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: ChatPrompt, params: SamplingParams, *, reasoning: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt: ChatPrompt,
+        params: SamplingParams,
+        *,
+        reasoning: bool,
+        constrained_by: str | None = None,
+    ) -> None:
+        """`constrained_by` is what an error calls the field that constrains the answer, if not as a chat does."""
         self.parser = OutputParser(tokenizer, prompt.channel)
+        self._constrained_by = constrained_by or prompt.constrained_by
         self._min_tokens = params.min_tokens
         self._want_reasoning = reasoning
         self._want_calls = bool(prompt.tools.allowed)
@@ -57,7 +67,7 @@ class ChatChoice:
 
     def feed(self, output: EngineOutput) -> list[Delta]:
         """The deltas an output adds, neighbours of a kind joined. Raises `HttpError` when the engine gave up."""
-        raise_if_failed(output)
+        raise_if_failed(output, self._constrained_by)
         self.cached_tokens = max(self.cached_tokens, output.num_cached_tokens)
         used = self._run(self.parser.feed(output.token_ids), output)
         self.token_ids.extend(output.token_ids[:used])

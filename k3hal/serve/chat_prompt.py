@@ -42,6 +42,11 @@ class ChatPrompt:
     def ids(self, tokenizer: Tokenizer) -> list[int]:
         return encode(self.segments, tokenizer)
 
+    @property
+    def constrained_by(self) -> str:
+        """The field of the request that says what may be answered, if one does."""
+        return "tools" if self.response_format.kind == "text" else self.response_format.param
+
     def text(self) -> str:
         return to_text(self.segments)
 

@@ -17,7 +17,7 @@ from k3hal.serve.http_io import DONE, KEEP_ALIVE, EventStream, connected, event
 from k3hal.serve.logprobs import text_logprobs
 from k3hal.serve.reading import beside, read_checked
 from k3hal.serve.request_info import RequestInfo, info_of
-from k3hal.serve.requests import CompletionRequest, Prompt, check_prompt
+from k3hal.serve.requests import CompletionRequest, Prompt, check_ids, check_prompt
 from k3hal.serve.state import ServerState, new_id
 from k3hal.serve.text_choice import TextChoice, TextDelta
 from k3hal.tokenizer import Tokenizer
@@ -32,7 +32,9 @@ async def completions(state: ServerState, request: Request) -> Response:
     params = asked.params(state.config.generation_defaults, info.vocab_size)
     prompts = await _prompts(asked, state.tokenizer, info_of(request))
     for ids in prompts:
-        check_prompt(ids, info.vocab_size, info.max_model_len)
+        check_prompt(ids, info.vocab_size, info.max_model_len, "prompt")
+        if asked.echo:  # a model's vocabulary may be larger than its tokenizer's
+            check_ids(ids, state.tokenizer.vocab_size, "prompt")
     echoes = [state.tokenizer.decode(ids) if asked.echo else "" for ids in prompts for _ in range(params.n)]
     request_info = info_of(request)
     request_info.facts["model"] = model

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from k3hal.errors import RequestError
 from k3hal.serve.request_info import RequestInfo, field_names
+from k3hal.serve.thinking import TEMPLATE_FIELDS
 
 INERT = frozenset(
     (
@@ -19,6 +20,8 @@ INERT = frozenset(
     )
 )  # fmt: skip
 """Fields of the APIs that say nothing about the answer's meaning; known, so never reported."""
+
+_TEMPLATE = "chat_template_kwargs"
 
 _REFUSED = {
     "functions": "use tools",
@@ -51,6 +54,9 @@ def check_fields(kind: type[BaseModel], body: Mapping[str, Any], info: RequestIn
         if name in body and body[name] is not None and name not in known:
             raise RequestError(f"{name} is not supported", hint=instead, param=name)
     unknown = [name for name, value in body.items() if value is not None and name not in known]
+    template = body.get(_TEMPLATE)
+    if _TEMPLATE in known and isinstance(template, Mapping):
+        unknown += [f"{_TEMPLATE}.{name}" for name in template if name not in TEMPLATE_FIELDS]
     if unknown and refuse_unknown:
         raise RequestError(f"unknown field {field_names(unknown)[0]}", param=unknown[0][:100])
     info.ignored = tuple(unknown)
@@ -62,8 +68,21 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        for read, own in names.items():
-            if error.param == read or (error.param or "").startswith(f"{read}."):
-                message = error.message.replace(read, own, 1)
-                raise RequestError(message, hint=error.hint, param=own + (error.param or "")[len(read) :]) from None
-        raise
+        param = error.param or ""
+        read = _read_as(names, param)
+        if read is None:
+            raise
+        message = error.message.replace(read, names[read], 1)
+        raise RequestError(message, hint=error.hint, param=own_name(names, param)) from None
+
+
+def own_name(names: Mapping[str, str], param: str) -> str:
+    """What a request calls the field that is read as `param`."""
+    read = _read_as(names, param)
+    return param if read is None else names[read] + param[len(read) :]
+
+
+def _read_as(names: Mapping[str, str], param: str) -> str | None:
+    """The longest of `names` that `param` is, or is a part of."""
+    found = [read for read in names if param == read or param.startswith((f"{read}.", f"{read}["))]
+    return max(found, key=len, default=None)

@@ -127,7 +127,7 @@ def _tool_calls(item: Message, param: str) -> list[Message]:
         function = call.get("function") if isinstance(call, Mapping) else None
         name = function.get("name") if isinstance(function, Mapping) else None
         if not isinstance(name, str) or not name:
-            raise RequestError(f"{where}.function.name must be a non-empty string", param=where)
+            raise RequestError(f"{where}.function.name must be a non-empty string", param=f"{where}.function.name")
     return calls
 
 
@@ -164,7 +164,8 @@ def _result_name(item: Message, calls: Sequence[Message], position: int, param: 
         return name
     if position < len(calls):
         return calls[position]["function"]["name"]
-    raise RequestError(f"{param} answers no call of the conversation and has no name", param=f"{param}.tool_call_id")
+    where = f"{param}.tool_call_id"
+    raise RequestError(f"{where} is the id of no call in the conversation, and the message has no name", param=where)
 
 
 def _head(item: Message, param: str) -> Attributes:

@@ -23,8 +23,15 @@ class HttpError(Exception):
         self.headers: dict[str, str] = {}
 
 
-def raise_if_failed(output: EngineOutput) -> None:
-    """Raise the `HttpError` of an output that ends its request without an answer."""
+def raise_if_failed(output: EngineOutput, constrained_by: str | None = None) -> None:
+    """Raise the `HttpError` of an output that ends its request without an answer.
+
+    `constrained_by` names the field that a constraint came from, which is to blame for one that leads nowhere.
+    """
+    if output.dead_end:
+        message = f"the answer is not complete, and {constrained_by} allows nothing that continues it"
+        kind, code = "invalid_request_error", "constraint_dead_end"
+        raise HttpError(400, message, kind=kind, code=code, param=constrained_by)
     if output.finish_reason == "error":
         raise HttpError(500, output.error or "the engine failed", kind="server_error", code="engine_error")
     if output.finish_reason == "abort":

@@ -11,6 +11,10 @@ _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
+class _HeadTooLargeError(Exception):
+    """Makes the parser stop."""
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's protocol, which itself bounds neither a request's head nor how long a client may not read.
 
@@ -26,7 +30,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._in_head = False
-        self._head = 0
+        self._read = 0  # bytes of reads that hold nothing but the head, which the parser may not have told of yet
+        self._head = 0  # bytes the parser has told of
+        self._message_ended = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
@@ -41,18 +47,37 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        self._message_ended = False
         super().data_received(data)
-        if self._in_head:
-            self._head += len(data)
-            if self._head > self.head_bytes:
+        if self._in_head and not self._message_ended:
+            self._read += len(data)
+            if self._read > self.head_bytes:
                 self._refuse(_TOO_LARGE)
+
+    def send_400_response(self, msg: str) -> None:
+        if self._head > self.head_bytes:
+            self._refuse(_TOO_LARGE)
+        else:
+            super().send_400_response(msg)
 
     def on_message_begin(self) -> None:
         self._in_head = True
-        self._head = 0
+        self._read = self._head = 0
         if self._head_timer is None:
             self._await_head()
         super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value) + len(": \r\n"))
+        super().on_header(name, value)
+
+    def on_message_complete(self) -> None:
+        self._message_ended = True
+        super().on_message_complete()
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -68,6 +93,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._write_timer.cancel()
             self._write_timer = None
         super().resume_writing()
+
+    def _count(self, size: int) -> None:
+        self._head += size
+        if self._head > self.head_bytes:
+            raise _HeadTooLargeError
 
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(self.head_timeout, self._refuse, _TOO_SLOW)

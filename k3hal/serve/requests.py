@@ -64,8 +64,10 @@ class GenerationRequest(BaseModel):
         given["logit_bias"] = _logit_bias(self.logit_bias, vocab_size)
         given["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         if len(given["stop"]) > MAX_STOP_STRINGS:
-            raise RequestError(f"at most {MAX_STOP_STRINGS} stop strings, got {len(given['stop'])}", param="stop")
-        _check_ids(self.stop_token_ids or (), vocab_size, "stop_token_ids")
+            raise RequestError(
+                f"stop must hold at most {MAX_STOP_STRINGS} texts, got {len(given['stop'])}", param="stop"
+            )
+        check_ids(self.stop_token_ids or (), vocab_size, "stop_token_ids")
         given |= fields
         for name in _DEFAULTED:
             if given[name] is None:
@@ -148,19 +150,19 @@ def read_request(kind: type[R], body: Mapping[str, Any]) -> R:
         raise RequestError(f"{param}: {problem['msg'].lower()}, got {problem['input']!r:.100}", param=param) from None
 
 
-def check_prompt(ids: list[int], vocab_size: int, context: int) -> None:
-    """Refuse an empty prompt, unknown ids, and a prompt that leaves no room for one token."""
+def check_prompt(ids: list[int], vocab_size: int, context: int, param: str) -> None:
+    """Refuse an empty prompt, unknown ids, and a prompt that leaves no room for one token. `param` is its field."""
     if not ids:
-        raise RequestError("the prompt is empty", param="prompt")
-    _check_ids(ids, vocab_size, "prompt")
+        raise RequestError("the prompt is empty", param=param)
+    check_ids(ids, vocab_size, param)
     if len(ids) >= context:
         raise RequestError(
             f"the prompt has {len(ids)} tokens, but the context is {context} and must hold at least one more",
-            param="prompt",
+            param=param,
         )
 
 
-def _check_ids(ids: list[int] | tuple[int, ...], vocab_size: int, param: str) -> None:
+def check_ids(ids: list[int] | tuple[int, ...], vocab_size: int, param: str) -> None:
     for token in ids:
         if not 0 <= token < vocab_size:
             raise RequestError(f"{param}: token id {token} is outside the vocabulary of {vocab_size}", param=param)

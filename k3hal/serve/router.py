@@ -109,7 +109,7 @@ class Router:
         """Queue all of `requests` or none; raises what `Engine.submit` raises, and `RequestError` for too many."""
         room = self._engine.info.max_num_seqs + self._engine.info.max_queue
         if len(requests) > room:
-            raise RequestError(f"{len(requests)} choices of one request; the server holds {room} at most")
+            raise RequestError(f"{len(requests)} choices of one request; the server holds {room} at most", param="n")
         ids = [request.request_id for request in requests]
         generation = Generation(self, ids)
         submitted: list[str] = []

@@ -8,6 +8,9 @@ from typing import Any
 
 from k3hal.errors import RequestError
 
+TEMPLATE_FIELDS = ("thinking", "enable_thinking", "thinking_effort", "preserve_thinking")
+"""What `chat_template_kwargs` may hold."""
+
 _TYPES = {"enabled": True, "adaptive": True, "disabled": False}
 
 
@@ -31,8 +34,9 @@ class Thinking:
 def read_thinking(body: Mapping[str, Any], defaults: ThinkingDefaults) -> Thinking:
     """Resolve every spelling: `thinking` and `thinking_effort`, then template arguments, then `reasoning_effort`.
 
-    An explicit `"thinking_effort": null` means no note; an absent one means the default. Earlier thinking is always
-    part of the prompt, so a request to leave it out is refused.
+    An explicit `"thinking_effort": null` means no note; an absent one means the default. Every spelling that is there
+    must be of its type; the first one's value counts. Earlier thinking is always part of the prompt, so a request to
+    leave it out is refused.
     """
     template = _mapping(body, "chat_template_kwargs")
     switch = body.get("thinking")
@@ -59,6 +63,14 @@ def _effort(
     alias: Any,
     defaults: ThinkingDefaults,
 ) -> str | None:
+    for name, value in (
+        ("thinking.effort", detail.get("effort")),
+        ("thinking_effort", body.get("thinking_effort")),
+        ("chat_template_kwargs.thinking_effort", template.get("thinking_effort")),
+        ("reasoning_effort", alias),
+    ):
+        if not isinstance(value, (str, type(None))):
+            raise RequestError(f"{name} must be one of {', '.join(defaults.efforts)}, got {value!r:.100}", param=name)
     if detail.get("effort") is not None:
         return _checked("thinking.effort", detail["effort"], defaults)
     for name, source in (("thinking_effort", body), ("chat_template_kwargs.thinking_effort", template)):
@@ -72,7 +84,7 @@ def _effort(
 
 def _checked(name: str, value: object, defaults: ThinkingDefaults) -> str:
     if not isinstance(value, str) or value not in defaults.efforts:
-        raise RequestError(f"{name} must be one of {', '.join(defaults.efforts)}, got {value!r}", param=name)
+        raise RequestError(f"{name} must be one of {', '.join(defaults.efforts)}, got {value!r:.100}", param=name)
     return value
 
 
@@ -95,13 +107,16 @@ def _switch(detail: Mapping[str, Any]) -> bool | None:
 
 
 def _first_bool(*candidates: tuple[str, object]) -> bool | None:
-    for name, value in candidates:
-        if value is None:
-            continue
-        if not isinstance(value, bool):
-            raise RequestError(f"{name} must be true or false, got {value!r}", param=name)
-        return value
-    return None
+    """The first that is given; all that are must be true or false."""
+    given = [value for value in map(_checked_bool, candidates) if value is not None]
+    return given[0] if given else None
+
+
+def _checked_bool(candidate: tuple[str, object]) -> bool | None:
+    name, value = candidate
+    if not isinstance(value, (bool, type(None))):
+        raise RequestError(f"{name} must be true or false, got {value!r:.100}", param=name)
+    return value
 
 
 def _mapping(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -109,5 +124,5 @@ def _mapping(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise RequestError(f"{name} must be an object, got {value!r}", param=name)
+        raise RequestError(f"{name} must be an object, got {value!r:.100}", param=name)
     return value

@@ -13,6 +13,7 @@ from k3hal.serve.chat_prompt import RENDER_FIELDS
 from k3hal.serve.http_errors import json_response
 from k3hal.serve.reading import beside, read_checked
 from k3hal.serve.request_info import info_of
+from k3hal.serve.requests import check_ids
 from k3hal.serve.state import ServerState
 from k3hal.serve.turn import render_ids
 
@@ -55,4 +56,5 @@ async def tokenize(state: ServerState, request: Request) -> Response:
 async def detokenize(state: ServerState, request: Request) -> Response:
     _, asked = await read_checked(state, request, Detokenize)
     state.model_name(asked.model)
+    check_ids(asked.tokens, state.tokenizer.vocab_size, "tokens")
     return json_response({"prompt": state.tokenizer.decode(asked.tokens)})

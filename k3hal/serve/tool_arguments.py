@@ -24,12 +24,17 @@ def render_arguments(arguments: object, param: str) -> Iterator[Segment]:
         except ValueError:
             yield from element("json", arguments, ("type", "object"))
             return
+        except RecursionError:
+            raise RequestError(f"{param} is nested too deep to be read", param=param) from None
     else:
         parsed = arguments
     if not isinstance(parsed, Mapping):
         raise RequestError(f"{param} must be a JSON object, got {_kind(parsed)}", param=param)
     for key, value in parsed.items():
-        text = value if isinstance(value, str) else _dumps(value)
+        try:
+            text = value if isinstance(value, str) else _dumps(value)
+        except RecursionError:
+            raise RequestError(f"{param} is nested too deep to be written", param=param) from None
         yield from element("argument", text, ("key", key), ("type", _kind(value)))
 
 

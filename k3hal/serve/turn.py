@@ -10,6 +10,7 @@ from typing import Any
 from k3hal.sampling_params import SamplingParams
 from k3hal.serve.chat_choice import ChatChoice, Delta
 from k3hal.serve.chat_prompt import ChatPrompt, render_chat
+from k3hal.serve.fields import own_name
 from k3hal.serve.generate import Run
 from k3hal.serve.kimi_strict import check_hosted, fixed_sampling
 from k3hal.serve.reading import beside
@@ -33,16 +34,24 @@ class ChatTurn:
 
 
 async def begin_turn(
-    state: ServerState, asked: ChatRequest, body: Mapping[str, Any], info: RequestInfo, kind: str
+    state: ServerState,
+    asked: ChatRequest,
+    body: Mapping[str, Any],
+    info: RequestInfo,
+    kind: str,
+    names: Mapping[str, str] | None = None,
 ) -> ChatTurn:
-    """Render, check and queue a chat. `kind` begins the answer's id; `body` is a chat completion's."""
+    """Render, check and queue a chat. `kind` begins the answer's id; `body` is a chat completion's.
+
+    `names` are those that an error later on has for fields of `body`.
+    """
     model = state.model_name(asked.model)
     params = _params(state, asked, body)
     prompt, ids = await render_ids(state, body, info)
     if state.config.kimi_strict_params:
         check_hosted(prompt)
     engine = state.engine.info
-    check_prompt(ids, engine.vocab_size, engine.max_model_len)
+    check_prompt(ids, engine.vocab_size, engine.max_model_len, "messages")
     info.facts["model"] = model
     if state.config.log_prompts:
         info.prompt = prompt.text()
@@ -50,7 +59,10 @@ async def begin_turn(
     answer_id = new_id(kind, asked.request_id)
     generation = state.submit(answer_id, [ids], params, asked.priority, asked.cache_salt, constraint)
     reasoning = asked.include_reasoning is not False
-    choices = [ChatChoice(state.tokenizer, prompt, params, reasoning=reasoning) for _ in range(params.n)]
+    blamed = own_name(names or {}, prompt.constrained_by)
+    choices = [
+        ChatChoice(state.tokenizer, prompt, params, reasoning=reasoning, constrained_by=blamed) for _ in range(params.n)
+    ]
     run = Run(generation, choices, [ids], params, state.metrics, info, state.config.request_timeout)
     return ChatTurn(answer_id, model, params, prompt, run, choices, int(time.time()))
 

@@ -113,7 +113,7 @@ COMMANDS = {
     "temperature": Case(GENERATE + "--temperature -1", r"temperature must be in \[0, 100\], got -1"),
     "temperature not a number": Case(GENERATE + "--temperature nan", r"temperature must be a finite number, got nan"),
     "top_p": Case(GENERATE + "--top-p 0", r"top_p must be in \(0, 1\], got 0"),
-    "stop": Case(GENERATE + "--stop ''", r"stop strings must not be empty"),
+    "stop": Case(GENERATE + "--stop ''", r"stop must not hold an empty text"),
     "stop id": Case(GENERATE + "--stop-token-ids 9999", r"stop_token_ids: token id 9999 is outside"),
     "empty prompt": Case("generate model --prompt ''", r"the prompt is empty"),
     "prompt not utf-8": Case("generate model --prompt 'a\udcff'", r"the text is not UTF-8: .* at byte 1"),

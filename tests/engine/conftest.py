@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,3 +26,9 @@ def llm(nano_dir: Path) -> Iterator[LLM]:
     """The nano model in float32, with room for eight sequences of 512 tokens."""
     with LLM(nano_dir, device="cpu", dtype="float32", max_model_len=512, max_num_seqs=8) as model:
         yield model
+
+
+@pytest.fixture
+def unlogged(caplog: pytest.LogCaptureFixture) -> None:
+    """For tests of very many steps that fail on purpose: a record holds the traceback, and that the whole engine."""
+    caplog.set_level(logging.CRITICAL + 1)

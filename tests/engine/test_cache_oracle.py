@@ -17,6 +17,7 @@ from .cache_script import Run, Script, fails, play_many, random_script, shrink
 from .harness import Harness
 
 
+@pytest.mark.usefixtures("unlogged")
 def test_ten_thousand_steps_change_no_output() -> None:
     totals = play_many(range(10_000), steps=10_000)
     assert totals.steps >= 10_000
@@ -150,5 +151,9 @@ def test_pages_that_move_are_found_wherever_they_are_named(seed: int) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(20_000)
-def test_a_million_steps_change_no_output() -> None:
-    assert play_many(range(10_000, 10**7), steps=10**6).steps >= 10**6
+@pytest.mark.usefixtures("unlogged")
+def test_a_million_steps_change_no_output(capsys: pytest.CaptureFixture[str]) -> None:
+    totals = play_many(range(10_000, 10**7), steps=10**6)
+    with capsys.disabled():
+        print(f" {totals}", end=" ")
+    assert totals.steps >= 10**6

@@ -316,7 +316,7 @@ def test_a_plan_keeps_its_budget_and_holds_a_sequence(
 ) -> None:
     layout = CacheLayout.of(CONFIG, torch.bfloat16)
     needs = estimated_needs(CONFIG, weights, 2, tokens, seqs, counted=counted, num_graphs=num_graphs)
-    assert needs.workspace == workspace_bytes(CONFIG, 2, tokens, seqs)
+    assert needs.workspace == workspace_bytes(CONFIG, 2, tokens, seqs).total
     assert (needs.code > 0, needs.margin > 0, needs.graphs > 0) == (counted, counted, num_graphs > 0)
     limits: Any = {"budget": budget, "max_model_len": max_model_len, "max_num_seqs": seqs, "on_cpu": not counted}
     total = free * 9 // 10 if counted else free // 2

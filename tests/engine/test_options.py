@@ -13,7 +13,7 @@ from k3hal.dispatch.device import DeviceDescription
 from k3hal.engine.build import build_engine, choose_dtypes
 from k3hal.engine.cache.layout import CacheLayout
 from k3hal.engine.generation_config import read_generation_config
-from k3hal.engine.memory import GB, Needs, plan_memory, workspace_bytes
+from k3hal.engine.memory import GB, Needs, estimated_needs, plan_memory, workspace_bytes
 from k3hal.engine.options import EngineOptions
 from k3hal.engine.sampling import GenerationDefaults
 from k3hal.errors import CapacityError, ConfigError, UsageError
@@ -119,13 +119,14 @@ NEEDS = Needs(weights=10**7, workspace=10**7)
 
 def plan(**changes: Any) -> Any:
     given = {
+        "needs": NEEDS,
         "free": 10 * GB,
         "budget": None,
         "on_cpu": True,
         "max_model_len": None,
         "max_num_seqs": 4,
     }
-    return plan_memory(CONFIG, LAYOUT, NEEDS, **{**given, **changes})
+    return plan_memory(CONFIG, LAYOUT, **{**given, **changes})
 
 
 def test_the_cache_takes_what_the_sequences_need_and_no_more() -> None:
@@ -178,8 +179,29 @@ def test_a_length_beyond_the_models_positions_is_refused() -> None:
         plan(max_model_len=CONFIG.max_position_embeddings + 1)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "rows", "flag"),
+    [
+        (512, 10**9, "free memory, or lower --max-num-seqs)"),
+        (10**9, 10**9, "free memory, or lower --max-num-seqs)"),
+        (10**9, 64, "free memory, or lower --max-num-batched-tokens)"),
+    ],
+)
+def test_a_step_that_does_not_fit_is_refused_by_its_flag(tokens: int, rows: int, flag: str) -> None:
+    with pytest.raises(CapacityError, match="GB are missing") as caught:
+        plan(needs=estimated_needs(CONFIG, 10**7, 4, tokens, rows, counted=False, num_graphs=0))
+    assert str(caught.value).endswith(flag)
+
+
+@pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens", "max_model_len", "prefix_match_unit"])
+def test_sizes_beyond_32_bits_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=rf"{name} is 2147483648 \(it is at most 2147483647\)"):
+        EngineOptions.of(**{name: 2**31})
+    assert EngineOptions.of(**{name: 2**31 - 1})
+
+
 def test_workspace_grows_with_tokens_and_rows() -> None:
-    sizes = [workspace_bytes(CONFIG, 4, tokens, rows) for tokens, rows in ((1, 1), (512, 1), (512, 64))]
+    sizes = [workspace_bytes(CONFIG, 4, tokens, rows).total for tokens, rows in ((1, 1), (512, 1), (512, 64))]
     assert sizes == sorted(sizes)
     assert sizes[0] > CONFIG.vocab_size * 4
 

@@ -105,6 +105,19 @@ def test_a_full_queue_refuses_and_free_rows_do_not_count_as_waiting() -> None:
     harness.add("r3", [2, 3], GREEDY)
 
 
+def test_without_a_queue_the_refusal_says_so() -> None:
+    harness = Harness(max_num_seqs=2, max_queue=0)
+    said = "max_num_seqs 2 requests are under way, and max_queue 0 lets no other wait"
+    for i in range(2):
+        harness.add(f"r{i}", [2, 3], GREEDY)
+    for _ in range(2):
+        with pytest.raises(QueueFullError, match=said):
+            harness.add("r2", [2, 3], GREEDY)
+        harness.step()
+    harness.run()
+    harness.add("r2", [2, 3], GREEDY)
+
+
 def test_abort_while_waiting_running_and_unknown() -> None:
     harness = Harness(max_num_seqs=1)
     harness.add("running", [2, 3], SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True))

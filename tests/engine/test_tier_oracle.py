@@ -18,6 +18,7 @@ from .tier_script import play_many_tiers, play_tier, random_tier_script, tier_sc
 SEEDS = 300
 
 
+@pytest.mark.usefixtures("unlogged")
 def test_ten_thousand_steps_change_no_output() -> None:
     totals = play_many_tiers(range(10_000), steps=10_000)
     assert totals["steps"] >= 10_000
@@ -200,7 +201,7 @@ FAULTS: dict[Callable[[Harness], None], int] = {
     stores_read_after_the_copies: 223,
     stores_do_not_know_that_pages_are_yet_to_move: 1,
     pages_it_builds_on_may_go_meanwhile: 13,
-    host_pages_in_use_are_given_away: 69,
+    host_pages_in_use_are_given_away: 440,
     objects_outlive_what_they_build_on: 14,
     spans_are_laid_one_page_off: 0,
     pages_it_builds_on_move_unnoticed: 170,
@@ -224,5 +225,9 @@ def test_who_needs_memory_is_not_kept_from_it_by_prefixes_on_their_way() -> None
 
 @pytest.mark.nightly
 @pytest.mark.timeout(20_000)
-def test_a_million_steps_change_no_output() -> None:
-    assert play_many_tiers(range(10_000, 10**7), steps=10**6)["steps"] >= 10**6
+@pytest.mark.usefixtures("unlogged")
+def test_a_million_steps_change_no_output(capsys: pytest.CaptureFixture[str]) -> None:
+    totals = play_many_tiers(range(10_000, 10**7), steps=10**6)
+    with capsys.disabled():
+        print(f" {dict(totals)}", end=" ")
+    assert totals["steps"] >= 10**6

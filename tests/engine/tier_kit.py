@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -141,8 +143,10 @@ class MemoryBacking:
         return self.pages_of(meta) * self.page_bytes
 
     def write(self, meta: ObjectMeta, sums: np.ndarray, pages: Sequence[memoryview]) -> None:
-        if self.rng.random() < self.chances.write_error:
-            raise OSError("no space left on the device")
+        chance = self.rng.random()
+        if chance < self.chances.write_error:  # one in eight is none that removing something helps against
+            kind = errno.EIO if chance < self.chances.write_error / 8 else errno.ENOSPC
+            raise OSError(kind, os.strerror(kind))
         self.objects[meta.key] = meta, sums.copy(), [bytes(page) for page in pages]
 
     def read(self, meta: ObjectMeta, first: int, out: Sequence[memoryview]) -> np.ndarray:

@@ -133,7 +133,7 @@ IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url":
         ("chat/completions", {"continue_final_message": True}, 400, "continue_final_message"),
         ("chat/completions", {"tools": [TOOL], "tool_choice": {"type": "function"}}, 400, "tool_choice"),
         ("chat/completions", {"messages": IMAGE}, 400, "messages[0].content[0]"),
-        ("chat/completions", {"messages": [{"role": "user", "content": LONG}]}, 400, "prompt"),
+        ("chat/completions", {"messages": [{"role": "user", "content": LONG}]}, 400, "messages"),
         ("completions", {}, 400, "prompt"),
         ("completions", {"prompt": ""}, 400, "prompt"),
         ("completions", {"prompt": []}, 400, "prompt"),

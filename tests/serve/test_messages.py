@@ -8,7 +8,7 @@ import anthropic
 import pytest
 
 from k3hal.model.synthetic_vocab import synthetic_ranks
-from k3hal.serve.messages.request import RAW_INPUT
+from k3hal.serve.messages.conversation import RAW_INPUT
 from k3hal.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer(synthetic_ranks())
@@ -225,7 +225,7 @@ def test_hidden_thinking_comes_back_in_its_signature(api, client, turn):
         ({"messages": HI, "tool_choice": {"type": "must"}}, 400, "invalid_request_error", "tool_choice.type"),
         ({"messages": HI, "tools": [{"name": "f"}]}, 400, "invalid_request_error", "tools[0].input_schema"),
         ({"messages": HI, "tools": [1]}, 400, "invalid_request_error", "tools[0]"),
-        ({"messages": HI, "tools": [{"input_schema": {}}]}, 400, "invalid_request_error", "function.name"),
+        ({"messages": HI, "tools": [{"input_schema": {}}]}, 400, "invalid_request_error", "tools[0].name"),
         (
             {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "name": "f", "input": "x"}]}]},
             400, "invalid_request_error", "messages[0].content[0].input",

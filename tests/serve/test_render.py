@@ -215,7 +215,7 @@ def schema_format(**fields):
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         ({"messages": [{"role": "tool", "tool_call_id": "x", "content": "x"}]}, "messages[0].tool_call_id"),
         ({"messages": [{"role": "assistant", "tool_calls": "x"}]}, "messages[0].tool_calls"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]}, "messages[0].tool_calls[0]"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function.name"),
         ({"messages": [{"role": "assistant", "reasoning_content": 1}]}, "messages[0].reasoning_content"),
         ({"messages": [{"role": "assistant", "partial": True}, USER]}, "messages[0].partial"),
         ({"messages": [{"role": "user", "content": "", "partial": True}]}, "messages[0].partial"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from k3hal import checkpoints
-from k3hal.errors import InputError, UnsupportedError, UsageError
+from k3hal.errors import InputError, UsageError
 from k3hal.model import write
 from k3hal.model.checkpoint import Checkpoint
 
@@ -87,8 +87,8 @@ def test_model_arguments(tmp_path: Path) -> None:
         checkpoints.resolve_model("tiny")
     with pytest.raises(UsageError, match=r"'moonshotai/Kimi-K3' is not a directory .expected a checkpoint directory"):
         checkpoints.resolve_model("moonshotai/Kimi-K3")
-    with pytest.raises(UnsupportedError, match="slices of the full-size model are not available"):
-        checkpoints.resolve_model("k3-slice:4@tp8")
+    with pytest.raises(UsageError, match="a source like k3-slice:4@tp8"):
+        checkpoints.resolve_model("k3-slice")
 
 
 def test_a_relative_cache_folder_counts_as_unset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from k3hal.sampling_params import SamplingParams
         ("stop", 3, "stop must be a list of texts, got 3"),
         ("stop", ["a", 3], "stop must be a list of texts, got ['a', 3]"),
         ("stop", b"a", "stop must be a list of texts, got b'a'"),
-        ("stop", [""], "stop strings must not be empty"),
+        ("stop", [""], "stop must not hold an empty text"),
         ("stop_token_ids", 5, "stop_token_ids must be a list of token ids, got 5"),
         ("stop_token_ids", "5", "stop_token_ids must be a list of token ids, got '5'"),
         ("stop_token_ids", [True], "stop_token_ids must be a list of token ids, got [True]"),

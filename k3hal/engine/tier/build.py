@@ -26,6 +26,7 @@ from k3hal.engine.tier.mover import PageMover
 from k3hal.engine.tier.object_file import ObjectFormat
 from k3hal.errors import CapacityError
 from k3hal.model.checkpoint import Checkpoint
+from k3hal.model.generated import GeneratedModel
 
 DEFAULT_HOST_GB = 2.0
 """Host memory under a disk or a store when nobody said how much: everything passes through it."""
@@ -47,7 +48,11 @@ class Tier:
 
 
 def build_tier(
-    options: EngineOptions, layout: CacheLayout, runtime: DeviceRuntime, checkpoint: Checkpoint, plan: DispatchPlan
+    options: EngineOptions,
+    layout: CacheLayout,
+    runtime: DeviceRuntime,
+    checkpoint: Checkpoint | GeneratedModel,
+    plan: DispatchPlan,
 ) -> Tier | None:
     """None when no flag asks for one. Raises `UsageError` or `CapacityError` when it cannot be had."""
     if not options.tier_flags:
@@ -102,7 +107,13 @@ def _backing(
     return None
 
 
-def _name(options: EngineOptions, layout: CacheLayout, checkpoint: Checkpoint, plan: DispatchPlan, dates: bool) -> str:
+def _name(
+    options: EngineOptions,
+    layout: CacheLayout,
+    checkpoint: Checkpoint | GeneratedModel,
+    plan: DispatchPlan,
+    dates: bool,
+) -> str:
     """What stands for all that a stored state depends on. Hosts that share a store have copies of different dates."""
     return fingerprint(
         checkpoint,

@@ -91,20 +91,10 @@ class DiskStore:
 
     def write(self, meta: ObjectMeta, sums: np.ndarray, pages: Sequence[memoryview]) -> None:
         path = self._path(meta.key)
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        unfinished = path.with_suffix(_UNFINISHED)
         try:
-            with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(self.form.header(meta, sums))
-                for page in pages:
-                    file.write(page)
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.rename(path)
-            self._sync(path.parent)
-        except BaseException:
-            unfinished.unlink(missing_ok=True)
-            raise
+            self._write(path, [self.form.header(meta, sums), *pages])
+        except OSError as error:
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
     def read(self, meta: ObjectMeta, first: int, out: Sequence[memoryview]) -> np.ndarray:
         path = self._path(meta.key)
@@ -131,6 +121,25 @@ class DiskStore:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def _write(self, path: Path, parts: Sequence[bytes | memoryview]) -> None:
+        if not path.parent.exists():
+            path.parent.mkdir(mode=0o700)
+            self._sync(self._objects)
+        unfinished = path.with_suffix(_UNFINISHED)
+        try:
+            with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                for part in parts:
+                    file.write(part)
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.rename(path)
+            self._sync(path.parent)
+        except BaseException:
+            for left in (unfinished, path):  # a renamed file that may not survive counts for nothing
+                with contextlib.suppress(OSError):  # the next start removes it
+                    left.unlink(missing_ok=True)
+            raise
 
     def _open(self, fd: int, path: Path) -> Header:
         """A file's header. Raises `ObjectDamagedError`, with the file's name."""

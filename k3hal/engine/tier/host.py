@@ -185,7 +185,7 @@ class HostTier:
             metas = self._backing.resolve(names, limit, fetch.floor)
         except OSError as error:
             logger.warning("the external prefix cache cannot be asked: %s", error)
-            self._shelf.no_answer()
+            self._shelf.leave_alone()
             outcome = "error"
         catalogue = self._shelf.catalogue
         with self._lock:

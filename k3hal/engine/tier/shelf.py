@@ -16,15 +16,15 @@ from k3hal.engine.tier.interface import ObjectMeta, ObjectShape, TierStats
 
 logger = logging.getLogger(__name__)
 
-_LEFT_ALONE = 30.0
-"""Seconds for which a shared backing is not asked again that did not answer: each time may take long."""
+LEFT_ALONE = 30.0
+"""Seconds for which a backing that failed is not written to, and a shared one not asked: each time may take long."""
 
 
 class Shelf:
     """Objects in `memory` u8 [pages, page bytes] and in the backing. Every method needs `changed` held, but `sums`.
 
     What was used least recently leaves first, host memory and backing alike; an object that is in neither is forgotten
-    with all that builds on it.
+    with all that builds on it. `told` are the `errno`s of failed writes that the log has told of.
     """
 
     def __init__(self, memory: np.ndarray, shape: ObjectShape, backing: Backing | None) -> None:
@@ -33,7 +33,8 @@ class Shelf:
         self.catalogue = Catalogue(shape.unit)
         self.changed = threading.Condition(threading.RLock())
         self._memory = memory
-        self._silent_until = 0.0
+        self.told: set[int | None] = set()
+        self._alone_until = 0.0
         self._free = list(range(memory.shape[0] - 1, -1, -1))
 
     @property
@@ -43,13 +44,12 @@ class Shelf:
 
     @property
     def answers(self) -> bool:
-        """Whether there is a backing and, if others share it, it answered when it was asked last."""
-        return self.backing is not None and time.monotonic() >= self._silent_until
+        """Whether there is a backing that has not failed within the last `LEFT_ALONE` seconds."""
+        return self.backing is not None and time.monotonic() >= self._alone_until
 
-    def no_answer(self) -> None:
+    def leave_alone(self) -> None:
         """The backing failed."""
-        if self.shared:
-            self._silent_until = time.monotonic() + _LEFT_ALONE
+        self._alone_until = time.monotonic() + LEFT_ALONE
 
     def rows(self, pages: np.ndarray) -> list[memoryview]:
         return [self._memory[page].data for page in pages.tolist()]

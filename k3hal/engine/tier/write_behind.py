@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 
 import numpy as np
 
 from k3hal.engine.tier.backing import Backing
 from k3hal.engine.tier.catalogue import Entry
-from k3hal.engine.tier.shelf import Shelf
+from k3hal.engine.tier.shelf import LEFT_ALONE, Shelf
 
 logger = logging.getLogger(__name__)
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+"""Failures that removing something may help against."""
 
 
 def write_behind(shelf: Shelf, entry: Entry) -> None:
@@ -26,11 +30,13 @@ def write_behind(shelf: Shelf, entry: Entry) -> None:
         chain = _unwritten(shelf, entry) if shelf.answers and not entry.dead else []
         shelf.pin(chain)
         shelf.unpin([entry])
-    for step in chain:
-        _write(shelf, step)
-    with shelf.changed:
-        shelf.unpin(chain)
-        shelf.changed.notify_all()
+    try:
+        for step in chain:
+            _write(shelf, step)
+    finally:
+        with shelf.changed:
+            shelf.unpin(chain)
+            shelf.changed.notify_all()
 
 
 def _unwritten(shelf: Shelf, entry: Entry) -> list[Entry]:
@@ -41,12 +47,12 @@ def _unwritten(shelf: Shelf, entry: Entry) -> list[Entry]:
 
 
 def _write(shelf: Shelf, entry: Entry) -> None:
-    """Write an object; once more after something was removed, in case the backing was full."""
+    """Write an object; where it turns out that there is no room for it, once more after older ones were removed."""
     backing = shelf.backing
     assert backing is not None and entry.kv is not None and entry.state is not None
     size, sums = backing.size(entry.meta), entry.all_sums()
     rows = shelf.rows(np.concatenate((entry.kv, entry.state)))
-    for _ in range(2):
+    for may_remove in (True, False):
         with shelf.changed:
             if not _has_room(shelf, entry, size, backing):
                 return
@@ -55,11 +61,26 @@ def _write(shelf: Shelf, entry: Entry) -> None:
         except OSError as error:
             with shelf.changed:
                 _note_failure(shelf, error)
-                shelf.shrink(shelf.stats.backing_bytes - size)
+                removed = may_remove and error.errno in _NO_ROOM and _remove_older(shelf, entry, size, backing)
+                if not removed:
+                    shelf.leave_alone()
+                    return
             continue
         with shelf.changed:
             shelf.written(entry)
         return
+
+
+def _remove_older(shelf: Shelf, entry: Entry, size: int, backing: Backing) -> bool:
+    """Remove `size` bytes from a full backing; False, and nothing removed, where an object's prefix would go with them.
+
+    What else fills the disk is not ours to remove: an object that needs more than there is of ours costs nobody else.
+    """
+    kept = [step for step in shelf.catalogue.chain(entry) if step.stored]
+    if backing.shared or shelf.stats.backing_bytes - sum(backing.size(step.meta) for step in kept) < size:
+        return False
+    shelf.shrink(shelf.stats.backing_bytes - size)
+    return True
 
 
 def _has_room(shelf: Shelf, entry: Entry, size: int, backing: Backing) -> bool:
@@ -67,7 +88,7 @@ def _has_room(shelf: Shelf, entry: Entry, size: int, backing: Backing) -> bool:
 
     Nothing is removed for what does not.
     """
-    if entry.dead or (entry.parent is not None and not entry.parent.stored):
+    if entry.dead or not shelf.answers or (entry.parent is not None and not entry.parent.stored):
         return False
     before = shelf.catalogue.chain(entry.parent) if entry.parent is not None and not backing.shared else []
     if size + sum(backing.size(step.meta) for step in before) > backing.capacity:
@@ -75,11 +96,25 @@ def _has_room(shelf: Shelf, entry: Entry, size: int, backing: Backing) -> bool:
     shelf.catalogue.touch(entry)
     shelf.shrink(backing.capacity - size)
     begins = entry.parent is None or entry.parent.stored
-    return begins and shelf.answers and not entry.dead
+    return begins and not entry.dead
 
 
 def _note_failure(shelf: Shelf, error: OSError) -> None:
-    shelf.no_answer()
+    """Count a failed write, and tell of the first of its kind."""
     shelf.stats.write_errors += 1
-    if shelf.stats.write_errors == 1:
-        logger.warning("the external prefix cache cannot be written: %s. Further failures are only counted", error)
+    if error.errno in shelf.told:
+        return
+    shelf.told.add(error.errno)
+    if error.errno in _NO_ROOM:
+        logger.warning(
+            "the external prefix cache has less room than it may take: %s. Older objects make room; further failures "
+            "of this kind are only counted",
+            error,
+        )
+    else:
+        logger.error(
+            "the external prefix cache cannot be written: %s. It is tried again every %d seconds; further failures of "
+            "this kind are only counted",
+            error,
+            LEFT_ALONE,
+        )

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from k3hal.engine.interface import Constraint, ConstraintError, Matcher
+from k3hal.engine.interface import Constraint, ConstraintError, DeadEndError, Matcher
 from k3hal.errors import RequestError, UnsupportedError
 from k3hal.serve.chat_prompt import ChatPrompt
 from k3hal.serve.grammar.answers import Grammar, answer_grammar, is_constrained
+from k3hal.serve.grammar.dead_ends import dead_end
 from k3hal.tokenizer import Tokenizer
 
 CACHED = 256
@@ -56,9 +57,7 @@ class Constraints:
         try:
             compiled = self._begun(prompt).result()
         except RequestError as error:
-            form = prompt.response_format
-            param = "tools" if form.kind == "text" else form.param
-            raise RequestError(error.message, param=param) from None
+            raise RequestError(error.message, param=prompt.constrained_by) from None
         constraint = _Compiled(compiled, prompt.prefill)
         constraint.check()
         return constraint
@@ -107,6 +106,7 @@ class Constraints:
         try:
             for name, (kind, of) in grammar.values.items():
                 named[name] = _named(xgrammar, kind, of)
+                _check_ends(named[name])
                 if kind == "grammar":
                     self._check_begins(_Matcher(xgrammar.GrammarMatcher(compiler.compile_grammar(named[name]))))
             source = xgrammar.Grammar.from_lark(grammar.source, tokenizer_info=info, named_grammars=named)
@@ -163,6 +163,15 @@ def _named(xgrammar: Any, kind: str, of: Any) -> Any:
     if kind == "regex":
         return xgrammar.Grammar.from_regex(of)
     return xgrammar.Grammar.from_ebnf(of) if kind == "grammar" else _json(xgrammar, *of)
+
+
+def _check_ends(grammar: Any) -> None:
+    """Raise `RequestError` for a grammar with a part that no text satisfies: an answer could begin it and never end."""
+    rule = dead_end(grammar)
+    if rule is not None:
+        raise RequestError(
+            f"the requested output cannot be enforced: nothing satisfies a part of its rule {rule!r:.100}"
+        )
 
 
 def _json(xgrammar: Any, schema: str, separators: tuple[str, str] | None) -> Any:
@@ -225,7 +234,7 @@ class _Matcher:
         except RuntimeError as error:
             raise ConstraintError(str(error).strip()) from None
         if needed and not mask.any():
-            raise ConstraintError("the grammar allows nothing here")
+            raise DeadEndError("the grammar allows nothing here")
         return needed
 
     def accept(self, token_id: int) -> None:

@@ -12,7 +12,7 @@ from k3hal.serve.http_errors import json_response
 from k3hal.serve.http_io import KEEP_ALIVE, EventStream, connected
 from k3hal.serve.messages.errors import stream_error
 from k3hal.serve.messages.events import MessageAnswer
-from k3hal.serve.messages.request import OWN_NAMES, CountRequest, MessagesRequest, chat_body, left_out
+from k3hal.serve.messages.request import CountRequest, MessagesRequest, chat_body, left_out
 from k3hal.serve.reading import read_checked
 from k3hal.serve.request_info import RequestInfo, info_of
 from k3hal.serve.requests import ChatRequest, read_request
@@ -24,9 +24,9 @@ async def messages(state: ServerState, request: Request) -> Response:
     _, asked = await read_checked(state, request, MessagesRequest)
     info = info_of(request)
     _tell_left_out(state, asked, info)
-    body = chat_body(asked)
-    with renamed(OWN_NAMES):
-        turn = await begin_turn(state, read_request(ChatRequest, body), body, info, "msg_")
+    body, names = chat_body(asked)
+    with renamed(names):
+        turn = await begin_turn(state, read_request(ChatRequest, body), body, info, "msg_", names)
     answer = MessageAnswer(turn, hidden=(asked.thinking or {}).get("display") == "omitted")
     if asked.stream:
         events = with_keep_alive(answer.events(), state.config.keep_alive, KEEP_ALIVE)
@@ -40,8 +40,8 @@ async def count_tokens(state: ServerState, request: Request) -> Response:
     state.model_name(asked.model)
     info = info_of(request)
     _tell_left_out(state, asked, info)
-    body = chat_body(asked)
-    with renamed(OWN_NAMES):
+    body, names = chat_body(asked)
+    with renamed(names):
         _, ids = await render_ids(state, body, info)
     return json_response({"input_tokens": len(ids)})
 

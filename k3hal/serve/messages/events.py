@@ -11,7 +11,7 @@ import orjson
 from k3hal.serve.blank_lead import BlankLead
 from k3hal.serve.chat_choice import ChatMessage, Delta
 from k3hal.serve.http_io import named_event
-from k3hal.serve.messages.request import RAW_INPUT
+from k3hal.serve.messages.conversation import RAW_INPUT
 from k3hal.serve.opaque import seal
 from k3hal.serve.turn import ChatTurn
 

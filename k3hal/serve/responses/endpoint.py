@@ -16,7 +16,7 @@ from k3hal.serve.reading import read_checked
 from k3hal.serve.request_info import RequestInfo, info_of
 from k3hal.serve.requests import ChatRequest, read_request
 from k3hal.serve.responses.answer import ResponseAnswer
-from k3hal.serve.responses.request import OWN_NAMES, CountRequest, Item, ResponsesRequest, chat_body
+from k3hal.serve.responses.request import CountRequest, Item, ResponsesRequest, chat_body
 from k3hal.serve.responses.tools import Toolbox, read_tools
 from k3hal.serve.state import ServerState
 from k3hal.serve.turn import begin_turn, render_ids
@@ -25,16 +25,16 @@ from k3hal.serve.turn import begin_turn, render_ids
 async def responses(state: ServerState, request: Request) -> Response:
     _, asked = await read_checked(state, request, ResponsesRequest)
     info = info_of(request)
-    items = _conversation(state, asked, info)
+    earlier, own = _conversation(state, asked, info)
     tools = _tools(state, asked, info)
-    body = chat_body(asked, items, tools)
-    with renamed(OWN_NAMES):
-        turn = await begin_turn(state, read_request(ChatRequest, body), body, info, "resp_")
+    body, names = chat_body(asked, earlier, own, tools)
+    with renamed(names):
+        turn = await begin_turn(state, read_request(ChatRequest, body), body, info, "resp_", names)
     kept = asked.store is not False and state.config.max_stored_responses > 0
 
     def finished(response: dict[str, Any]) -> None:
         if kept:
-            state.responses.put(info.owner, response, (*items, *response["output"]))
+            state.responses.put(info.owner, response, (*earlier, *own, *response["output"]))
 
     answer = ResponseAnswer(asked, turn, tools, state.tokenizer, kept, finished)
     if asked.stream:
@@ -48,8 +48,8 @@ async def input_tokens(state: ServerState, request: Request) -> Response:
     _, asked = await read_checked(state, request, CountRequest)
     state.model_name(asked.model)
     info = info_of(request)
-    body = chat_body(asked, _conversation(state, asked, info), _tools(state, asked, info))
-    with renamed(OWN_NAMES):
+    body, names = chat_body(asked, *_conversation(state, asked, info), _tools(state, asked, info))
+    with renamed(names):
         _, ids = await render_ids(state, body, info)
     return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
 
@@ -79,15 +79,15 @@ def _tools(state: ServerState, asked: CountRequest, info: RequestInfo) -> Toolbo
     return tools
 
 
-def _conversation(state: ServerState, asked: CountRequest, info: RequestInfo) -> list[Item]:
-    """The items of the response that is continued, then the request's own."""
+def _conversation(state: ServerState, asked: CountRequest, info: RequestInfo) -> tuple[tuple[Item, ...], list[Item]]:
+    """The items of the response that is continued, and the request's own."""
     earlier: tuple[Item, ...] = ()
     if asked.previous_response_id is not None:
         earlier = state.responses.get(info.owner, asked.previous_response_id, "previous_response_id").items
     own = [_looked_up(state, item, info, f"input[{i}]") for i, item in enumerate(asked.items())]
     if not (own or earlier):
         raise RequestError("input is missing", param="input")
-    return [*earlier, *own]
+    return earlier, own
 
 
 def _looked_up(state: ServerState, item: Item, info: RequestInfo, where: str) -> Item:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from k3hal.errors import RequestError
@@ -12,43 +12,65 @@ from k3hal.serve.responses.tools import INPUT, spaced
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
-def chat_messages(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages that `items` make. What the model wrote in one turn, thinking, text and calls, is one message.
+class Conversation:
+    """Items read into `out`; what the model wrote in one turn, thinking, text and calls, is one message.
 
-    Raises `RequestError` naming the item that is wrong.
+    `names` maps what an error about `out` calls a field, such as `messages[2].tool_call_id`, to what the request does.
     """
-    messages: list[dict[str, Any]] = []
-    for i, item in enumerate(items):
-        where = f"input[{i}]"
+
+    def __init__(self, instructions: str | None) -> None:
+        self.out: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
+        self.names: dict[str, str] = {"messages[0]": "instructions"} if instructions else {}
+
+    def read(self, item: Mapping[str, Any], where: str) -> None:
+        """Append what an item says. Raises `RequestError` naming what is wrong in it, within `where`."""
         kind = item.get("type", "message")
         if kind == "reasoning":
-            _said(messages, "reasoning_content")["reasoning_content"] = _reasoning(item, where)
+            turn, _ = self._turn("reasoning_content", where)
+            turn["reasoning_content"] = _reasoning(item, where)
         elif kind == "function_call":
-            _said(messages, "tool_calls")["tool_calls"].append(_call(item))
+            self._call(item, item.get("arguments"), where, "arguments")
         elif kind == "custom_tool_call":
-            _said(messages, "tool_calls")["tool_calls"].append(_call({**item, "arguments": {INPUT: item.get("input")}}))
+            self._call(item, {INPUT: item.get("input")}, where, "input")
         elif kind in ("function_call_output", "custom_tool_call_output"):
             output = _content(item.get("output"), f"{where}.output")
-            messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
+            name = self._add({"role": "tool", "tool_call_id": item.get("call_id"), "content": output}, where)
+            self.names[f"{name}.tool_call_id"] = f"{where}.call_id"
+            self.names[f"{name}.content"] = f"{where}.output"
         elif kind == "message" and item.get("role") == "assistant":
-            _said(messages, "content")["content"] = _content(item.get("content"), f"{where}.content")
+            turn, name = self._turn("content", where)
+            turn["content"] = _content(item.get("content"), f"{where}.content")
+            self.names[f"{name}.content"] = f"{where}.content"
         elif kind == "message":
-            messages.append({"role": item.get("role"), "content": _content(item.get("content"), f"{where}.content")})
+            self._add({"role": item.get("role"), "content": _content(item.get("content"), f"{where}.content")}, where)
         else:
             raise RequestError(f"{where} is an item of type {kind!r:.100}, which is not supported", param=where)
-    return messages
 
+    def _add(self, message: dict[str, Any], where: str) -> str:
+        """Append a message that comes from `where`; what it is called in the chat."""
+        name = f"messages[{len(self.out)}]"
+        self.out.append(message)
+        self.names[name] = where
+        return name
 
-def _said(messages: list[dict[str, Any]], field: str) -> dict[str, Any]:
-    """The assistant's message that takes `field` next: thinking comes first, then text, then calls."""
-    order = ("reasoning_content", "content", "tool_calls")
-    if messages and messages[-1]["role"] == "assistant":
-        last = messages[-1]
-        filled = [name for name in order if last[name]]
-        if not filled or order.index(field) > order.index(filled[-1]) or field == filled[-1] == "tool_calls":
-            return last
-    messages.append({"role": "assistant", "reasoning_content": "", "content": "", "tool_calls": []})
-    return messages[-1]
+    def _turn(self, field: str, where: str) -> tuple[dict[str, Any], str]:
+        """The assistant's message that takes `field` next: thinking comes first, then text, then calls."""
+        order = ("reasoning_content", "content", "tool_calls")
+        if self.out and self.out[-1]["role"] == "assistant":
+            last = self.out[-1]
+            filled = [name for name in order if last[name]]
+            if not filled or order.index(field) > order.index(filled[-1]) or field == filled[-1] == "tool_calls":
+                return last, f"messages[{len(self.out) - 1}]"
+        name = self._add({"role": "assistant", "reasoning_content": "", "content": "", "tool_calls": []}, where)
+        return self.out[-1], name
+
+    def _call(self, item: Mapping[str, Any], arguments: object, where: str, own: str) -> None:
+        turn, name = self._turn("tool_calls", where)
+        part = f"{name}.tool_calls[{len(turn['tool_calls'])}].function"
+        self.names[f"{part}.name"] = f"{where}.name"
+        self.names[f"{part}.arguments"] = f"{where}.{own}"
+        function = {"name": spaced(item.get("namespace"), item.get("name")), "arguments": arguments}
+        turn["tool_calls"].append({"id": item.get("call_id"), "type": "function", "function": function})
 
 
 def _reasoning(item: Mapping[str, Any], where: str) -> str:
@@ -57,11 +79,6 @@ def _reasoning(item: Mapping[str, Any], where: str) -> str:
     parts = [] if content is None else _content(content, f"{where}.content")
     text = parts if isinstance(parts, str) else "".join(part.get("text", "") for part in parts)
     return text or unseal(item.get("encrypted_content"))
-
-
-def _call(item: Mapping[str, Any]) -> dict[str, Any]:
-    function = {"name": spaced(item.get("namespace"), item.get("name")), "arguments": item.get("arguments")}
-    return {"id": item.get("call_id"), "type": "function", "function": function}
 
 
 def _content(content: object, where: str) -> str | list[dict[str, Any]]:

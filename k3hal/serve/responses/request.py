@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from k3hal.errors import RequestError
 from k3hal.serve.efforts import folded_effort
-from k3hal.serve.responses.items import chat_messages
+from k3hal.serve.responses.items import Conversation
 from k3hal.serve.responses.tools import Toolbox, spaced
 
 Item = dict[str, Any]
@@ -24,6 +24,7 @@ OWN_NAMES = {
     "max_tokens": "max_output_tokens",
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
+    "messages": "input",
 }
 """What a chat completion calls otherwise."""
 
@@ -83,18 +84,25 @@ class ResponsesRequest(CountRequest):
     seed: int | None = None
 
 
-def chat_body(asked: CountRequest, items: Sequence[Item], tools: Toolbox) -> dict[str, Any]:
-    """The chat completion that asks for the same, of a conversation of `items` and with `tools`.
+def chat_body(
+    asked: CountRequest, earlier: Sequence[Item], own: Sequence[Item], tools: Toolbox
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The chat completion that asks for the same, and what the request calls the fields of it that may be wrong.
 
-    Raises `RequestError` naming the field that is wrong.
+    The conversation is that of `earlier` items and the request's own. Raises `RequestError` naming the field that is
+    wrong.
     """
     for name, instead in _REFUSED.items():
         if getattr(asked, name):
             raise RequestError(f"{name} is not supported", hint=instead, param=name)
     if asked.truncation not in (None, "disabled"):
         raise RequestError("truncation must be disabled: what is sent is what the model sees", param="truncation")
-    system = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
-    body: dict[str, Any] = {"model": asked.model, "messages": [*system, *chat_messages(items)]}
+    conversation = Conversation(asked.instructions)
+    for item in earlier:
+        conversation.read(item, "previous_response_id")
+    for i, item in enumerate(own):
+        conversation.read(item, f"input[{i}]")
+    body: dict[str, Any] = {"model": asked.model, "messages": conversation.out}
     if tools.declared:
         body["tools"] = tools.declared
     if asked.tool_choice is not None:
@@ -111,7 +119,7 @@ def chat_body(asked: CountRequest, items: Sequence[Item], tools: Toolbox) -> dic
         body["response_format"] = _format(answer)
     if isinstance(asked, ResponsesRequest):
         body |= _sampling(asked)
-    return body
+    return body, OWN_NAMES | conversation.names
 
 
 def _sampling(asked: ResponsesRequest) -> dict[str, Any]:

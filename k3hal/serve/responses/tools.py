@@ -41,36 +41,48 @@ def read_tools(tools: Sequence[Any]) -> Toolbox:
             raise RequestError(f"{where} must be an object with a type", param=where)
         if tool["type"] == "namespace":
             _read_space(tool, where, box)
-        elif not _read_one(tool, tool.get("name"), box):
+        elif not _read_one(tool, tool.get("name"), where, box):
             box.left_out.append(f"{where}.{tool['type']}")
     return box
 
 
 def _read_space(space: Mapping[str, Any], where: str, box: Toolbox) -> None:
     inner = space.get("tools")
-    if not isinstance(space.get("name"), str) or not isinstance(inner, list):
+    if not isinstance(space.get("name"), str) or not space["name"] or not isinstance(inner, list):
         raise RequestError(f"{where} must have a name and a list of tools", param=where)
     for k, tool in enumerate(inner):
         if not isinstance(tool, Mapping) or not isinstance(tool.get("name"), str):
             raise RequestError(f"{where}.tools[{k}] must be an object with a name", param=f"{where}.tools[{k}]")
         name = spaced(space["name"], tool["name"])
-        if _read_one(tool, name, box):
+        if _read_one(tool, name, f"{where}.tools[{k}]", box):
             box.spaces[name] = (space["name"], tool["name"])
         else:
             box.left_out.append(f"{where}.tools[{k}].{tool.get('type')}")
 
 
-def _read_one(tool: Mapping[str, Any], name: object, box: Toolbox) -> bool:
+def _read_one(tool: Mapping[str, Any], name: object, where: str, box: Toolbox) -> bool:
     """Declare a tool; False for one that is built into another server."""
-    if tool.get("type") == "function":
+    if tool.get("type") not in ("function", "custom"):
+        return False
+    _check(tool, name, where, box)
+    if tool["type"] == "function":
         function = {"name": name} | {key: tool[key] for key in _FUNCTION_FIELDS if tool.get(key) is not None}
-    elif tool.get("type") == "custom":
+    else:
         box.custom.add(str(name))
         function = {"name": name, "description": "\n".join(_about(tool)), "parameters": _FREE_TEXT}
-    else:
-        return False
     box.declared.append({"type": "function", "function": function})
     return True
+
+
+def _check(tool: Mapping[str, Any], name: object, where: str, box: Toolbox) -> None:
+    if not isinstance(name, str) or not name:
+        raise RequestError(f"{where}.name must be a non-empty string", param=f"{where}.name")
+    if any(name == one["function"]["name"] for one in box.declared):
+        raise RequestError(f"{where}.name: the tool name {name!r} appears twice", param=f"{where}.name")
+    if not isinstance(tool.get("parameters"), (Mapping, type(None))):
+        raise RequestError(f"{where}.parameters must be a JSON schema, an object", param=f"{where}.parameters")
+    if not isinstance(tool.get("strict"), (bool, type(None))):
+        raise RequestError(f"{where}.strict must be true or false, got {tool['strict']!r}", param=f"{where}.strict")
 
 
 def _about(tool: Mapping[str, Any]) -> Iterator[str]:
