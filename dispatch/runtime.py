@@ -80,6 +80,8 @@ class DeviceRuntime(Protocol):
 
     device: DeviceDescription
     supports_graphs: bool
+    asynchronous: bool
+    """Whether the host goes on while the device works, and has to wait (`Event`) for what it reads."""
 
     def memory(self) -> MemoryFigures:
         """Present memory figures."""
@@ -116,8 +118,16 @@ class DeviceRuntime(Protocol):
         """Wait in the host for all streams."""
         ...
 
-    def capture(self, work: Callable[[], None]) -> Graph:
-        """Capture `work`, which must have run once before. `UnsupportedError` where `supports_graphs` is False."""
+    def graph_pool(self) -> Any:
+        """Memory for graphs that never run at the same time; it lasts as long as one of them."""
+        ...
+
+    def capture(self, work: Callable[[], None], pool: Any = None) -> Graph:
+        """Capture `work`, which must have run once before. `UnsupportedError` where `supports_graphs` is False.
+
+        Graphs of one `pool` use the same memory: what a replay leaves in tensors that `work` made holds until another
+        of them is replayed. Other threads may use the device meanwhile.
+        """
         ...
 
     def new_group(self, ranks: Sequence[int]) -> Any:

@@ -55,6 +55,7 @@ class CpuRuntime:
     """`DeviceRuntime` of the host CPU. Memory figures honour the process's control group."""
 
     supports_graphs = False
+    asynchronous = False
 
     def __init__(self, device: DeviceDescription) -> None:
         self.device = device
@@ -93,7 +94,10 @@ class CpuRuntime:
     def synchronize(self) -> None:
         return None
 
-    def capture(self, work: Callable[[], None]) -> Any:
+    def graph_pool(self) -> Any:
+        raise UnsupportedError("a CPU captures no graphs", hint="run the work directly")
+
+    def capture(self, work: Callable[[], None], pool: Any = None) -> Any:
         raise UnsupportedError("a CPU captures no graphs", hint="run the work directly")
 
     def new_group(self, ranks: Sequence[int]) -> Any:

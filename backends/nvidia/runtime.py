@@ -61,6 +61,7 @@ class CudaRuntime:
     """`DeviceRuntime` of one CUDA device. Graphs are captured on a side stream, as CUDA wants it."""
 
     supports_graphs = True
+    asynchronous = True
 
     def __init__(self, device: DeviceDescription) -> None:
         self.device = device
@@ -103,9 +104,14 @@ class CudaRuntime:
     def synchronize(self) -> None:
         torch.cuda.synchronize(self._torch_device)
 
-    def capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def graph_pool(self) -> Any:
+        return torch.cuda.graph_pool_handle()
+
+    def capture(self, work: Callable[[], None], pool: Any = None) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self._torch_device), torch.cuda.graph(graph):
+        # Of this thread alone: another may allocate memory or wait for an event meanwhile.
+        mode = "thread_local"
+        with torch.cuda.device(self._torch_device), torch.cuda.graph(graph, pool=pool, capture_error_mode=mode):
             work()
         return graph
 

@@ -29,6 +29,11 @@ Mode = Annotated[
     str, typer.Option("--mode", metavar="serial|concurrent:C", help="One request after the other, or C at once.")
 ]
 MatchUnit = Annotated[int, typer.Option("--match-unit", metavar="N", help="Tokens of a match unit.")]
+HostGb = Annotated[
+    float | None,
+    typer.Option("--host-gb", metavar="X", help="With an external tier: GB of a rank's host memory for prefixes."),
+]
+DiskGb = Annotated[float | None, typer.Option("--disk-gb", metavar="X", help="And GB of disk under it.")]
 Head = Annotated[int | None, typer.Option("--head", metavar="N", help="Only the first N requests.")]
 Oracle = Annotated[bool, typer.Option("--oracle", help="Also what a cache that knows the future reaches.")]
 Peer = Annotated[str | None, typer.Option("--peer", metavar="vllm", help="Also vLLM's own manager, same prompts.")]
@@ -54,6 +59,8 @@ def bench_cache(
     kv: Kv = "fp8",
     mode: Mode = "serial",
     match_unit: MatchUnit = 128,
+    host_gb: HostGb = None,
+    disk_gb: DiskGb = None,
     head: Head = None,
     oracle: Oracle = False,
     peer: Peer = None,
@@ -75,6 +82,7 @@ def bench_cache(
     if peer not in (None, "vllm") or (peer_python is not None and peer is None):
         raise UsageError(f"--peer is {peer!r}", hint="it is vllm, and --peer-python belongs to it")
     _check_numbers(budget_gb, tp, kv, match_unit, head)
+    host, disk = _tier_sizes(host_gb, disk_gb, policy)
     from k3hal.bench.cache.report import CacheBench
     from k3hal.engine.cache.policies import make_policy
 
@@ -86,6 +94,8 @@ def bench_cache(
         kv="bf16" if kv == "bf16" else "fp8",
         concurrency=_concurrency(mode),
         match_unit=match_unit,
+        host=host,
+        disk=disk,
         oracle=oracle,
         peer=peer is not None,
         peer_python=peer_python,
@@ -103,6 +113,22 @@ def _check_numbers(budget_gb: float, tp: int, kv: str, match_unit: int, head: in
         raise UsageError(f"--tp is {tp} and --kv {kv!r}", hint=f"ranks divide 96 heads, {_RANKS}; KV is fp8 or bf16")
     if match_unit < 1 or (head is not None and head < 1):
         raise UsageError("--match-unit and --head are at least 1")
+
+
+def _tier_sizes(host_gb: float | None, disk_gb: float | None, policy: str) -> tuple[int, int]:
+    """Bytes of host memory and disk, both 0 without a tier; under a disk as much host memory as `serve` takes."""
+    given = {"--host-gb": host_gb, "--disk-gb": disk_gb}
+    for flag, size in given.items():
+        if size is not None and not 0 < size <= _MOST_GB:
+            raise UsageError(f"{flag} is {size}", hint=f"a positive number, at most {_MOST_GB}")
+    from k3hal.engine.options import DEFAULT_HOST_GB
+
+    if host_gb is None and disk_gb is None:
+        return 0, 0
+    if policy == "none":
+        raise UsageError("an external tier keeps nothing with --policy none", hint="use another policy")
+    host = DEFAULT_HOST_GB if host_gb is None else host_gb
+    return round(host * 1e9), round((disk_gb or 0) * 1e9)
 
 
 def _run(

@@ -18,13 +18,14 @@ from k3hal.dispatch.plan import BoundOps, DispatchPlan, make_plan
 from k3hal.dispatch.plan_file import load_plan
 from k3hal.dispatch.plan_pin import pin_plan
 from k3hal.dispatch.probe import probe
-from k3hal.dispatch.runtime import runtime_for
+from k3hal.dispatch.runtime import DeviceRuntime, runtime_for
 from k3hal.engine.async_engine import AsyncEngine
 from k3hal.engine.cache.arena import CacheArena
 from k3hal.engine.cache.layout import CacheLayout
 from k3hal.engine.cache.prefix import PrefixCache
 from k3hal.engine.core import EngineCore
 from k3hal.engine.generation_config import read_generation_config
+from k3hal.engine.graphs import GraphLimits, not_capturable
 from k3hal.engine.interface import EngineInfo
 from k3hal.engine.memory import MemoryPlan
 from k3hal.engine.options import EngineOptions
@@ -33,6 +34,7 @@ from k3hal.engine.runner import ModelRunner
 from k3hal.engine.sampler import Sampler
 from k3hal.engine.sampling import GenerationDefaults
 from k3hal.engine.scheduler import Scheduler
+from k3hal.engine.staging import Staging
 from k3hal.engine.tier.build import Tier, build_tier
 from k3hal.errors import CheckpointError, UsageError
 from k3hal.model.checkpoint import Checkpoint
@@ -83,18 +85,24 @@ def build(source: Path | GeneratedModel, options: EngineOptions) -> BuiltEngine:
     dtype, kv_dtype = choose_dtypes(options, device)
     plan = _plan(config, options, device, checkpoint.name, dtype, kv_dtype)
     layout = CacheLayout.of(config, dtype, kv_dtype)
-    room = Room(checkpoint, layout, options, runtime, dtype)
-    ops = plan.bind()
+    capturable = _capturable(options, plan, runtime)
+    room = Room(checkpoint, layout, options, runtime, dtype, graphs=capturable)
+    ops, where = plan.bind(), torch.device(device.torch_device)
     tier = build_tier(options, layout, runtime, checkpoint, plan)
     try:
-        loaded = room.load(lambda: _load(checkpoint, ops, torch.device(device.torch_device), dtype))
-        sampler = Sampler(config.vocab_size, options.num_seqs, torch.device(device.torch_device), ops.fn("sample"))
+        loaded = room.load(lambda: _load(checkpoint, ops, where, dtype))
+        staging = Staging(where, runtime)
+        sampler = Sampler(config.vocab_size, options.num_seqs, where, ops.fn("sample"), staging)
 
-        def make(arena: CacheArena) -> ModelRunner:
+        def make(arena: CacheArena, max_model_len: int) -> ModelRunner:
             mover = tier.mover(arena, runtime) if tier else None
-            return ModelRunner(loaded, arena, sampler, ops.fn("step_metadata"), ops.fn("copy_pages"), mover)
+            limits = GraphLimits(options.num_seqs, -(-max_model_len // layout.page_tokens)) if capturable else None
+            return ModelRunner(
+                loaded, arena, sampler, ops.fn("step_metadata"), ops.fn("copy_pages"), mover,
+                staging=staging, runtime=runtime, graphs=limits,
+            )  # fmt: skip
 
-        runner, memory = room.fit(make)
+        runner, memory = room.fit(make, ModelRunner.prepare)
     except BaseException:
         if tier:
             tier.connector.close()
@@ -121,8 +129,9 @@ def estimate_memory(source: Path | GeneratedModel, options: EngineOptions) -> tu
     device = probe(options.device)
     dtype, kv_dtype = choose_dtypes(options, device)
     checkpoint = open_model(source, mla_latent_norm_eps=options.mla_latent_norm_eps)
-    layout = CacheLayout.of(checkpoint.config, dtype, kv_dtype)
-    return device, Room(checkpoint, layout, options, runtime_for(device), dtype).estimate
+    layout, runtime = CacheLayout.of(checkpoint.config, dtype, kv_dtype), runtime_for(device)
+    graphs = options.graphs and runtime.supports_graphs
+    return device, Room(checkpoint, layout, options, runtime, dtype, graphs=graphs).estimate
 
 
 def assemble_core(
@@ -150,7 +159,17 @@ def assemble_core(
         max_num_batched_tokens=info.max_num_batched_tokens,
         max_queue=info.max_queue,
     )
-    return EngineCore(scheduler, runner, info, defaults, options.async_depth)
+    return EngineCore(scheduler, runner, info, defaults, options.depth(asynchronous=runner.asynchronous))
+
+
+def _capturable(options: EngineOptions, plan: DispatchPlan, runtime: DeviceRuntime) -> bool:
+    """Whether decoding runs through graphs: by the options, on a device that has them, by what was chosen."""
+    if not (options.graphs and runtime.supports_graphs):
+        return False
+    unsafe = not_capturable(plan)
+    if unsafe:
+        logger.warning("decoding runs without graphs: %s may not be captured", ", ".join(unsafe))
+    return not unsafe
 
 
 def choose_dtypes(options: EngineOptions, device: DeviceDescription) -> tuple[torch.dtype, torch.dtype]:
@@ -206,6 +225,7 @@ def _load(checkpoint: Checkpoint | GeneratedModel, ops: BoundOps, device: torch.
     label = f"{'generating' if generated else 'loading'} {checkpoint.name}"
     with progress_bar(label, checkpoint.total_bytes) as progress:
         if generated:
+            logger.warning("%s: %s", checkpoint.name, checkpoint.notice)
             reader = GeneratedReader(checkpoint, device, dtype, progress)
             return _model(checkpoint.config, ops, reader, device, dtype)
         with WeightReader(checkpoint, device, dtype, progress) as reader:

@@ -65,8 +65,9 @@ R = TypeVar("R", bound=Runner)
 class Fitting(Generic[R]):
     """Makes an engine's runner over a cache as large as the device truly has room for.
 
-    `make` makes a runner over an arena, `replan` a plan from what is needed. `prepare` captures a runner's graphs. With
-    `try_out` the largest steps run first, and an engine that could run out of memory under traffic is refused.
+    `make` makes a runner over an arena for sequences of so many tokens, `replan` a plan from what is needed. `prepare`
+    captures a runner's graphs. With `try_out` the largest steps run first, and an engine that could run out of memory
+    under traffic is refused.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Fitting(Generic[R]):
         gauge: Gauge,
         estimate: MemoryPlan,
         replan: Callable[[Needs], MemoryPlan],
-        make: Callable[[CacheArena], R],
+        make: Callable[[CacheArena, int], R],
         prepare: Callable[[R], None] | None = None,
         *,
         try_out: bool,
@@ -97,7 +98,7 @@ class Fitting(Generic[R]):
             needs = replace(plan.needs, **_measured(plan.needs, weights=gauge.held()))
             plan = self._replan(self._measure(sizes, replace(plan, needs=needs)) if self._try_out else needs)
             gauge.limit(plan.budget - plan.needs.code)
-        runner = self._make(CacheArena(sizes.layout, self._runtime.allocate(plan.cache)))
+        runner = self._make(CacheArena(sizes.layout, self._runtime.allocate(plan.cache)), plan.max_model_len)
         if self._try_out:
             gauge.restart()
             self._run(runner, _planned(sizes, plan), plan)
@@ -111,7 +112,7 @@ class Fitting(Generic[R]):
         # No sequence will be longer, and no cache larger, than if steps took nothing.
         sizes = _planned(sizes, self._replan(Needs(weights=plan.weights, workspace=0)))
         memory = self._runtime.allocate(_FEW_RUNS * layout.run_bytes)
-        runner, before, peak, batch = self._make(CacheArena(layout, memory)), gauge.held(), 0, 0
+        runner, before, peak, batch = self._make(CacheArena(layout, memory), sizes.max_model_len), gauge.held(), 0, 0
         for trial in trials(sizes, arena_runs=_FEW_RUNS):
             gauge.restart()
             held = gauge.held()

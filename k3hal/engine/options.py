@@ -22,6 +22,9 @@ _CHOICES = {"dtype": DType, "kv_cache_dtype": KvCacheDType, "fallback": Fallback
 
 DEFAULT_MAX_NUM_SEQS = 64
 DEFAULT_MAX_QUEUE = 1024
+DEFAULT_HOST_GB = 2.0
+"""Host memory under a disk or a store when nobody said how much: everything passes through it."""
+
 MOST_STEPS_AHEAD = 3
 MOST_TOKENS = 2**31 - 1
 """Tokens and sequences are counted in 32 bits."""
@@ -43,9 +46,10 @@ class EngineOptions:
     `prefix_host_cache_gb` GB of host memory that keep what device memory gives up, `prefix_disk_cache` a folder that
     keeps it longer than the process lives, in at most `prefix_disk_cache_gb` GB; `prefix_mooncake` the configuration
     file of a Mooncake store that keeps it instead, for other engines too; `async_depth` steps are planned at once, so
-    that planning takes no time between steps (1 plans each when the one before has been answered); `warm_up` `full`
-    tries the largest steps while the engine is built, `auto` does where the device's memory is counted: only then is
-    it known that traffic fits. Nothing is tried while calls are recorded or checked.
+    that planning takes no time between steps (1 plans each when the one before has been answered); `graphs` decodes
+    through captured graphs where the device has them; `warm_up` `full` tries the largest steps while the engine is
+    built, `auto` does where the device's memory is counted: only then is it known that traffic fits. Nothing is tried
+    while calls are recorded or checked.
     """
 
     device: str = "auto"
@@ -68,7 +72,8 @@ class EngineOptions:
     prefix_disk_cache: str | Path | None = None
     prefix_disk_cache_gb: float | None = None
     prefix_mooncake: str | Path | None = None
-    async_depth: int = 1
+    async_depth: int | None = None
+    graphs: bool = True
     warm_up: WarmUp = "auto"
 
     @classmethod
@@ -102,7 +107,9 @@ class EngineOptions:
         self._check_integer("prefix_cache_retention_interval", 1)
         self._check_integer("max_queue", 0)
         self._check_integer("async_depth", 1)
-        if self.async_depth > MOST_STEPS_AHEAD:
+        if type(self.graphs) is not bool:
+            raise UsageError(f"graphs is {self.graphs!r:.100}", hint="it is True or False")
+        if self.async_depth is not None and self.async_depth > MOST_STEPS_AHEAD:
             raise UsageError(f"async_depth is {self.async_depth}", hint=f"it is at most {MOST_STEPS_AHEAD}")
         if self.max_model_len == 1:
             raise UsageError("max_model_len is 1", hint="a prompt and one answer take at least 2 tokens")
@@ -131,6 +138,10 @@ class EngineOptions:
     @property
     def queue(self) -> int:
         return DEFAULT_MAX_QUEUE if self.max_queue is None else self.max_queue
+
+    def depth(self, *, asynchronous: bool) -> int:
+        """Steps planned at once: by default one more than runs where the device works while the host goes on."""
+        return self.async_depth or (2 if asynchronous else 1)
 
     def policy(self) -> RetentionPolicy:
         """A new policy as asked for. Raises `UsageError`."""

@@ -12,6 +12,7 @@ from k3hal.dispatch.runtime import DeviceRuntime
 from k3hal.engine.cache.arena import CacheArena
 from k3hal.engine.cache.layout import CacheLayout
 from k3hal.engine.fit import Fitting, Gauge
+from k3hal.engine.graphs import batch_buckets, width_buckets
 from k3hal.engine.memory import CODE, GB, MemoryPlan, Needs, estimated_needs, gb, plan_memory
 from k3hal.engine.options import EngineOptions
 from k3hal.engine.warmup import Runner, Sizes
@@ -36,6 +37,8 @@ class Room:
         options: EngineOptions,
         runtime: DeviceRuntime,
         dtype: torch.dtype,
+        *,
+        graphs: bool,
     ) -> None:
         self._config, self._layout, self._options, self._runtime = checkpoint.config, layout, options, runtime
         self._on_cpu = runtime.device.vendor == "cpu"
@@ -49,7 +52,7 @@ class Room:
                 self.tokens,
                 options.num_seqs,
                 counted=self._gauge.counted,
-                num_graphs=0,
+                num_graphs=self._num_graphs() if graphs else 0,
             )
         )
 
@@ -66,12 +69,17 @@ class Room:
                 hint="raise --memory-budget",
             ) from None
 
-    def fit(self, make: Callable[[CacheArena], R]) -> tuple[R, MemoryPlan]:
-        """A runner over an arena that fits what is left, and the final plan. Raises `CapacityError`."""
+    def fit(self, make: Callable[[CacheArena, int], R], prepare: Callable[[R], None]) -> tuple[R, MemoryPlan]:
+        """A runner over an arena that fits what is left, and the final plan; `Fitting` says what is given.
+
+        Raises `CapacityError`.
+        """
         options = self._options
         watched = bool(observers() or step_observers())  # they would take the trials' sequences for real ones
         wanted = options.warm_up == "full" or (options.warm_up == "auto" and self._gauge.counted)
-        fitting = Fitting(self._runtime, self._gauge, self.estimate, self._plan, make, try_out=wanted and not watched)
+        fitting = Fitting(
+            self._runtime, self._gauge, self.estimate, self._plan, make, prepare, try_out=wanted and not watched
+        )
         return fitting.fit(
             Sizes(
                 max_num_seqs=options.num_seqs,
@@ -82,6 +90,11 @@ class Room:
                 num_runs=self.estimate.num_runs,
             )
         )
+
+    def _num_graphs(self) -> int:
+        longest = self._options.max_model_len or self._config.max_position_embeddings
+        batches, widths = batch_buckets(self._options.num_seqs), width_buckets(self._layout.pages_for(longest))
+        return len(batches) * len(widths)
 
     def _plan(self, needs: Needs) -> MemoryPlan:
         budget = self._options.memory_budget

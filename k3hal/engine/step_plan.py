@@ -87,7 +87,7 @@ class StepResult:
     `token_ids` holds -1 where no token could be sampled: `failures` says why for that row, or the model's logits were
     not finite. `logprobs` is None when no sequence asked for any.
     `accepted` counts the drafts taken, one number for each of the sequences that verify, in the plan's order.
-    `transferred` are the movements, of this step or earlier ones, that have ended.
+    `transferred` are the movements, of steps that have begun, that have ended.
     """
 
     epoch: int

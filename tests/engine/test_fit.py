@@ -37,6 +37,7 @@ from k3hal.engine.penalties import Penalties
 from k3hal.engine.runner import ModelRunner
 from k3hal.engine.sampler import Sampler
 from k3hal.engine.sampling import GenerationDefaults
+from k3hal.engine.staging import Staging
 from k3hal.engine.step_plan import BEFORE_ALL
 from k3hal.engine.warmup import Sizes, trials
 from k3hal.errors import CapacityError
@@ -96,7 +97,7 @@ class Engine:
         self.model = HungryModel(self.device, appetite)
         sampler = Sampler(VOCAB, max_num_seqs, CPU, sample)
 
-        def make(arena: CacheArena) -> ModelRunner:
+        def make(arena: CacheArena, max_model_len: int) -> ModelRunner:
             return ModelRunner(self.model, arena, sampler, step_metadata, copy_pages)
 
         fitting = Fitting(
@@ -341,7 +342,7 @@ def test_a_plan_keeps_its_budget_and_holds_a_sequence(
 
 @pytest.mark.parametrize("rows", [1, 4, 5, 64, 100])
 def test_penalties_take_the_bytes_that_are_planned(rows: int) -> None:
-    penalties = Penalties(1000, CPU)
+    penalties = Penalties(1000, Staging(CPU))
     for trial in trials(Sizes(rows, rows, 8, 1000, LAYOUT, 10)):
         for binding in trial.plan.bindings:
             penalties.forget(binding.row)

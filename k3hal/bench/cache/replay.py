@@ -12,6 +12,7 @@ import numpy as np
 
 from k3hal.bench.cache.clock import StepClock
 from k3hal.bench.cache.flops import k3_cost
+from k3hal.bench.cache.outside import SimulatedTier
 from k3hal.bench.cache.trace import Trace
 from k3hal.engine.cache.geometry import CacheGeometry
 from k3hal.engine.cache.keys import NO_CONTEXT, PrefixContext, UnitKeys
@@ -22,6 +23,7 @@ from k3hal.engine.interface import EngineRequest
 from k3hal.engine.request import Request
 from k3hal.engine.sampling import GenerationDefaults
 from k3hal.engine.scheduler import Scheduler
+from k3hal.engine.step_plan import StepPlan
 from k3hal.errors import CapacityError
 from k3hal.sampling_params import SamplingParams
 
@@ -34,7 +36,8 @@ _VOCAB = 1 << 31
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySettings:
     """`budget` bytes of one rank for pages and snapshots, those of running requests included; `concurrency` requests
-    in flight, 1 being one after the other; `tp` ranks, for the simulated time."""
+    in flight, 1 being one after the other; `tp` ranks, for the simulated time. With `host` bytes there is an external
+    tier of as much host memory for the rank, over `disk` bytes if there are any."""
 
     geometry: CacheGeometry
     budget: int
@@ -42,6 +45,8 @@ class ReplaySettings:
     concurrency: int = 1
     tp: int = 8
     match_unit: int = 128
+    host: int = 0
+    disk: int = 0
 
 
 @dataclass(slots=True)
@@ -52,6 +57,7 @@ class ReplayResult:
 
     stats: CacheStats
     page_bytes: int
+    tier: SimulatedTier | None = None
     saved_flops: float = 0.0
     prompt_flops: float = 0.0
     answer_tokens: int = 0
@@ -107,7 +113,9 @@ class Replay:
         self._cost = k3_cost()
         self._clock = StepClock(self._cost, settings.tp)
         longest = max(r.prompt_tokens + max(r.output.size, 1) for r in trace)
-        geometry, rows = settings.geometry, settings.concurrency
+        geometry, rows, tier = settings.geometry, settings.concurrency, None
+        if settings.host:
+            tier = SimulatedTier(geometry, settings.host, settings.disk, settings.match_unit, self._clock)
         self._cache = _TimedCache(
             geometry,
             geometry.runs_in(settings.budget),
@@ -117,13 +125,15 @@ class Replay:
             match_unit=settings.match_unit,
             seed=b"replay",
             clock=self._clock,
+            connector=tier.connector if tier else None,
         )
+        self._tier = tier
         self._cache.admissions, self._cache.admission_cpu = [], []
         self._max_len = longest + 1
         self._scheduler = Scheduler(
             self._cache, max_num_seqs=rows, max_num_batched_tokens=max(STEP_TOKENS, rows), max_queue=rows
         )
-        self._result = ReplayResult(self._cache.stats, geometry.page_bytes)
+        self._result = ReplayResult(self._cache.stats, geometry.page_bytes, tier)
         self._waiting = deque(range(len(trace)))
         self._live: dict[str, Request] = {}
         self._done: set[int] = set()
@@ -197,6 +207,8 @@ class Replay:
         ends = (plan.context_lens + plan.new_lens).tolist()
         spans = zip(plan.context_lens.tolist(), ends, strict=True)
         self._clock.advance(spans, len(plan.copies) * result.page_bytes)
+        if self._tier:
+            self._move(self._tier, plan)
         start = time.perf_counter()
         ended = [request for request in scheduler.advance(plan, requests) if self._sample(request)]
         if ended:
@@ -205,6 +217,13 @@ class Replay:
         result.steps += 1
         for request in ended:
             self._finish(request)
+
+    def _move(self, tier: SimulatedTier, plan: StepPlan) -> None:
+        """What moves to and from the tier; when nothing else is to be done, until something has moved."""
+        tier.move(plan.transfers)
+        if not plan.num_seqs:
+            self._clock.now = max(self._clock.now, tier.next_end)
+        self._cache.transferred(tier.ended())
 
     def _sample(self, request: Request) -> bool:
         """Give a request the token its trace has next; whether it ends with that."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from k3hal.bench.cache.capacity import capacity_report
 from k3hal.bench.cache.oracle import foresee
+from k3hal.bench.cache.outside import SimulatedTier
 from k3hal.bench.cache.replay import Replay, ReplayResult, ReplaySettings
 from k3hal.bench.cache.trace import Trace
 from k3hal.bench.cache.units import UnitSequences
@@ -29,7 +30,8 @@ SWEEP = (1.0, 2.0, 4.0, 8.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheBench:
-    """What to run. `budget` bytes of one rank; `concurrency` 1 is serial; a `peer` runs at TP8 with fp8 KV only."""
+    """What to run. `budget` bytes of one rank; `concurrency` 1 is serial; `host` and `disk` bytes of
+    one rank are an external tier's, none without `host`; a `peer` runs at TP8 with fp8 KV only."""
 
     budget: int
     policy: str = "cost"
@@ -37,6 +39,8 @@ class CacheBench:
     kv: Literal["fp8", "bf16"] = "fp8"
     concurrency: int = 1
     match_unit: int = 128
+    host: int = 0
+    disk: int = 0
     oracle: bool = False
     peer: bool = False
     peer_python: Path | None = None
@@ -95,6 +99,8 @@ def _settings(settings: CacheBench) -> dict[str, Any]:
         "kv": settings.kv,
         "mode": "serial" if settings.concurrency == 1 else f"concurrent:{settings.concurrency}",
         "match_unit": settings.match_unit,
+        "host": settings.host,
+        "disk": settings.disk,
         "page_bytes": settings.geometry.page_bytes,
         "snapshot_bytes": settings.geometry.run_bytes,
     }
@@ -110,6 +116,10 @@ def _replayed(settings: CacheBench, trace: Trace, say: Say) -> dict[str, Any]:
     }
     result = _replay(settings, trace, settings.policy, settings.budget, say)
     report: dict[str, Any] = {"trace": described, **_figures(result)}
+    if result.tier:
+        say("the same without the external tier")
+        alone = _replay(replace(settings, host=0, disk=0), trace, settings.policy, settings.budget, say)
+        report["tier"] = _outside(result.tier, result.stats.prompt_tokens, alone.hit_rate)
     if settings.oracle or settings.sweep:
         say("the oracle")
         sequences = UnitSequences.of(trace, settings.match_unit)
@@ -129,6 +139,8 @@ def _replay(settings: CacheBench, trace: Trace, policy: str, budget: int, say: S
         concurrency=settings.concurrency,
         tp=settings.tp,
         match_unit=settings.match_unit,
+        host=settings.host,
+        disk=settings.disk,
     )
     return Replay(trace, chosen).run()
 
@@ -155,6 +167,23 @@ def _figures(result: ReplayResult) -> dict[str, Any]:
         "admission_us": _percentiles(result.admissions),
         "admission_cpu_us": _percentiles(result.admission_cpu),
         "step_us": _percentiles(result.step_times),
+    }
+
+
+def _outside(tier: SimulatedTier, prompt_tokens: int, alone: float) -> dict[str, Any]:
+    """What the tier did; `alone` is the hit rate without it. Tokens that came from it count in `hit_rate`."""
+    stats = tier.stats
+    return {
+        "hit_rate_without": alone,
+        "hit_rate_from_tier": stats.hits / max(prompt_tokens, 1),
+        "loads": stats.loads,
+        "stores": stats.stores,
+        "stores_dropped": stats.stores_dropped,
+        "evicted": stats.evicted,
+        "failures": stats.failures,
+        "bytes_in": tier.bytes_in,
+        "bytes_out": tier.bytes_out,
+        "disk_bytes_read": tier.disk_bytes_read,
     }
 
 

@@ -48,6 +48,7 @@ def _replay(report: Mapping[str, Any]) -> Table:
         ]
     if report.get("peer", {}).get("hit_rate") is not None:
         rows.append((f"vLLM {report['peer']['version']}", _percent(report["peer"]["hit_rate"])))
+    rows += _tier(report.get("tier"))
     reuse = report["decoded_reuse_rate"]
     rows += [
         ("decoded tokens found again", "none came back" if reuse is None else _percent(reuse)),
@@ -63,11 +64,29 @@ def _replay(report: Mapping[str, Any]) -> Table:
         ("step µs, p50 and p99", _pair(report["step_us"])),
     ]
     trace = report["trace"]
-    title = f"{_what(report)}, {settings['budget'] / 1e9:.4g} GB, policy {settings['policy']}"
+    title = f"{_what(report)}, {settings['budget'] / 1e9:.4g} GB{_outside(settings)}, policy {settings['policy']}"
     tokens = f"{trace['prompt_tokens']:,} prompt and {trace['output_tokens']:,} output tokens"
     return Table(
         f"cache {title}", title, ("", settings["policy"]), rows, [f"{trace['requests']:,} requests, {tokens}."]
     )
+
+
+def _outside(settings: Mapping[str, Any]) -> str:
+    """The sizes of the external tier, where there is one; reports of earlier versions have none."""
+    sizes = [(settings.get(kind, 0), kind) for kind in ("host", "disk")]
+    return "".join(f" + {size / 1e9:.4g} GB {kind}" for size, kind in sizes if size)
+
+
+def _tier(tier: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if tier is None:
+        return []
+    failed = ", ".join(f"{count:,} {reason}" for reason, count in tier["failures"].items() if count)
+    return [
+        ("without the external tier", _percent(tier["hit_rate_without"])),
+        ("came from the tier", f"{_percent(tier['hit_rate_from_tier'])}, {tier['loads']:,} prefixes"),
+        ("moved to and from it", f"{tier['bytes_out'] / 1e9:.1f} GB, {tier['bytes_in'] / 1e9:.1f} GB"),
+        ("did not come", failed or "none"),
+    ]
 
 
 def _sweep(report: Mapping[str, Any]) -> Table:

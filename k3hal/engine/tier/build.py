@@ -14,7 +14,7 @@ from k3hal.dispatch.runtime import DeviceRuntime
 from k3hal.engine.cache.arena import CacheArena
 from k3hal.engine.cache.layout import CacheLayout
 from k3hal.engine.memory import GB
-from k3hal.engine.options import EngineOptions
+from k3hal.engine.options import DEFAULT_HOST_GB, EngineOptions
 from k3hal.engine.tier.disk import DiskStore
 from k3hal.engine.tier.fingerprint import fingerprint
 from k3hal.engine.tier.host import HostTier
@@ -27,9 +27,6 @@ from k3hal.engine.tier.object_file import ObjectFormat
 from k3hal.errors import CapacityError
 from k3hal.model.checkpoint import Checkpoint
 from k3hal.model.generated import GeneratedModel
-
-DEFAULT_HOST_GB = 2.0
-"""Host memory under a disk or a store when nobody said how much: everything passes through it."""
 
 DEFAULT_DISK_GB = 100.0
 

@@ -46,6 +46,32 @@ def test_the_pinned_keys(cache: Call) -> None:
     assert 0 < document["decoded_reuse_rate"] <= 1
 
 
+def test_an_external_tier_is_told_of(cache: Call) -> None:
+    args = ("--trace", "agentic:0", "--budget-gb", "1.2", "--host-gb", "4", "--disk-gb", "8")
+    code, out, _ = cache(*args, "--json")
+    document: dict[str, Any] = json.loads(out)
+    tier = document["tier"]
+    assert code == 0 and (document["settings"]["host"], document["settings"]["disk"]) == (4 * 10**9, 8 * 10**9)
+    assert 0 < tier["hit_rate_from_tier"] <= document["hit_rate"]
+    assert tier["hit_rate_without"] < document["hit_rate"]
+    code, out, _ = cache(*args)
+    assert code == 0 and "1.2 GB + 4 GB host + 8 GB disk" in out and "came from the tier" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--host-gb", "0"), "--host-gb is 0.0"),
+        (("--disk-gb", "nan"), "--disk-gb is nan"),
+        (("--host-gb", "99999999"), "at most 10000"),
+        (("--host-gb", "4", "--policy", "none"), "keeps nothing with --policy none"),
+    ],
+)
+def test_a_wrong_tier_is_refused(cache: Call, args: tuple[str, ...], message: str) -> None:
+    code, _, err = cache("--trace", "agentic:0", *args)
+    assert code == 4 and message in err and len(err.splitlines()) == 1
+
+
 def test_concurrent_and_saved(cache: Call, tmp_path: Path) -> None:
     args = ("--trace", "agentic:0", "--budget-gb", "3", "--mode", "concurrent:8", "--tp", "1", "--kv", "bf16")
     code, out, _ = cache(*args, "--head", "20", "--save", tmp_path / "r.json", "--save", tmp_path / "r.md")

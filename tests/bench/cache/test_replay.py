@@ -12,8 +12,12 @@ from k3hal.errors import CapacityError
 GEOMETRY = CacheGeometry(page_tokens=128, page_bytes=128, slot_bytes=4 * 128)
 
 
-def replay(trace: Trace, policy: str = "prompt", pages: int = 4096, concurrency: int = 1) -> ReplayResult:
-    settings = ReplaySettings(geometry=GEOMETRY, budget=pages * 128, policy=policy, concurrency=concurrency)
+def replay(
+    trace: Trace, policy: str = "prompt", pages: int = 4096, concurrency: int = 1, host: int = 0, disk: int = 0
+) -> ReplayResult:
+    settings = ReplaySettings(
+        geometry=GEOMETRY, budget=pages * 128, policy=policy, concurrency=concurrency, host=host * 128, disk=disk * 128
+    )
     return Replay(trace, settings).run()
 
 
@@ -70,3 +74,39 @@ def test_live_requests_are_charged() -> None:
     alone = replay(trace_of(*prompts), "prompt", pages=8 * 8 + 9 * 4 + 12)
     crowded = replay(trace_of(*prompts), "prompt", pages=8 * 8 + 9 * 4 + 12, concurrency=8)
     assert alone.stats.cached_tokens > crowded.stats.cached_tokens
+
+
+LONG = [(Span(10_000 * i, 1000),) for i in range(20)]
+"""Twenty prompts of 8 pages; a state takes 4."""
+
+
+def test_what_memory_lost_comes_from_the_tier() -> None:
+    twice = trace_of(*LONG, *LONG)
+    assert replay(twice, pages=60).stats.cached_tokens == 0
+    result = replay(twice, pages=60, host=20 * 12)
+    assert result.stats.cached_tokens == 20 * 896
+    assert result.tier is not None and result.tier.stats.hits == 20 * 896 and result.tier.stats.loads == 20
+    assert result.tier.bytes_in == 20 * 11 * 128 and result.tier.disk_bytes_read == 0
+
+
+def test_host_memory_keeps_what_was_used_last_and_the_disk_the_rest() -> None:
+    twice = trace_of(*LONG, *LONG)
+    assert replay(twice, pages=60, host=100).stats.cached_tokens < 20 * 896
+    result = replay(twice, pages=60, host=100, disk=20 * 12)
+    assert result.tier is not None and result.stats.cached_tokens == 20 * 896
+    assert result.tier.stats.backing_bytes <= 20 * 12 and result.tier.disk_bytes_read > 0
+
+
+@pytest.mark.parametrize("concurrency", [1, 6])
+def test_the_tier_adds_hits_and_loses_no_token(small_agents: Trace, concurrency: int) -> None:
+    alone = replay(small_agents, "cost", 300, concurrency)
+    result = replay(small_agents, "cost", 300, concurrency, host=600, disk=20_000)
+    stats = result.stats
+    assert stats.prompt_tokens == small_agents.prompt_tokens == stats.cached_tokens + sum(stats.labels.values())
+    assert result.hit_rate > alone.hit_rate
+
+
+@pytest.mark.parametrize(("host", "disk", "flag"), [(3, 0, "--host-gb"), (100, 4, "--disk-gb")])
+def test_a_tier_too_small_for_anything_is_refused(host: int, disk: int, flag: str) -> None:
+    with pytest.raises(CapacityError, match=f"{flag} .* does not hold one state and one page"):
+        replay(trace_of((Span(0, 100),)), host=host, disk=disk)

@@ -157,6 +157,29 @@ def test_a_graph_sees_what_its_tensors_hold_now_and_does_no_work_while_captured(
         assert bool((target == value + 1).all())
 
 
+def test_graphs_of_a_pool_use_the_same_memory_one_after_the_other(runtime: DeviceRuntime) -> None:
+    if not runtime.supports_graphs:
+        with pytest.raises(UnsupportedError, match="graph"):
+            runtime.graph_pool()
+        return
+    source, targets = runtime.allocate(1 << 22), [runtime.allocate(1 << 22) for _ in range(2)]
+
+    def work(target: torch.Tensor, add: int) -> None:
+        target.copy_((source + add) * 2)
+
+    pool = runtime.graph_pool()
+    graphs = []
+    for target, add in zip(targets, (1, 5), strict=True):
+        work(target, add)
+        graphs.append(runtime.capture(lambda target=target, add=add: work(target, add), pool))
+    for value in (3, 4):
+        source.fill_(value)
+        for graph in (*graphs, *graphs):
+            graph.replay()
+        runtime.synchronize()
+        assert [int(target[0]) for target in targets] == [2 * (value + 1), 2 * (value + 5)]
+
+
 def test_work_on_a_stream_takes_time_that_its_events_show(runtime: DeviceRuntime) -> None:
     arena = runtime.allocate(1 << 24)
     stream = runtime.new_stream()
@@ -165,6 +188,7 @@ def test_work_on_a_stream_takes_time_that_its_events_show(runtime: DeviceRuntime
         for _ in range(50):
             arena.add_(1)
         last = stream.record()
+    assert runtime.asynchronous or last.query()
     stream.synchronize()
     assert first.query()
     assert last.elapsed_since(first) > 0
