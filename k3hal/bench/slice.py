@@ -23,10 +23,11 @@ from k3hal.debug.ceilings import measure_ceilings
 from k3hal.dispatch.observe import observing
 from k3hal.dispatch.probe import probe
 from k3hal.dispatch.runtime import runtime_for
-from k3hal.engine.build import BuiltEngine, build, weight_bytes
+from k3hal.engine.build import BuiltEngine, build
 from k3hal.engine.cache.layout import CacheLayout
 from k3hal.engine.memory import GB
 from k3hal.engine.options import EngineOptions
+from k3hal.engine.room import weight_bytes
 from k3hal.errors import UnsupportedError, UsageError
 from k3hal.model.checkpoint import Checkpoint
 from k3hal.model.generated import GeneratedModel
@@ -102,7 +103,7 @@ def bench_slice(settings: SliceBench, say: Say) -> dict[str, Any]:
         "providers": providers(built.plan),
         "ceilings": dataclasses.asdict(ceilings),
         "start_up": {"seconds": seconds},
-        "memory": dataclasses.asdict(built.memory),
+        "memory": built.memory.report(),
         "decode": decode,
         "prefill": prefill,
         "engine": steps,
@@ -111,23 +112,8 @@ def bench_slice(settings: SliceBench, say: Say) -> dict[str, Any]:
 
 
 def _build(source: Checkpoint | GeneratedModel, settings: SliceBench) -> BuiltEngine:
-    options = settings.options
-    device = probe(options.device)
-    if device.vendor != "cpu" and options.memory_budget is None:
-        # While a layer's experts are laid out anew they are there twice, and the cache is taken before.
-        free = runtime_for(device).memory().free
-        options = dataclasses.replace(options, memory_budget=(free * 9 // 10 - _largest_layer(source)) / GB)
-    options = dataclasses.replace(options, max_num_seqs=max(settings.batch))
+    options = dataclasses.replace(settings.options, max_num_seqs=max(settings.batch))
     return build(source.path if isinstance(source, Checkpoint) else source, options)
-
-
-def _largest_layer(source: Checkpoint | GeneratedModel) -> int:
-    """Bytes of the layer with the most."""
-    layers: dict[str, int] = {}
-    for name, spec in source.specs.items():
-        layer = name.partition("layers.")[2].partition(".")[0]
-        layers[layer] = layers.get(layer, 0) + spec.nbytes
-    return max(layers.values())
 
 
 def _decode(
@@ -191,9 +177,9 @@ def _sums(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _needs(built: BuiltEngine, batch: int, context: int) -> int:
-    """Bytes of the memory that so many sequences of so many tokens take with the weights and the workspace."""
+    """Bytes of the memory that so many sequences of so many tokens take with all that is not cache."""
     layout: CacheLayout = built.runner.arena.layout
-    return built.memory.weights + built.memory.workspace + layout.runs_for(batch, context) * layout.run_bytes
+    return built.memory.needs.total + layout.runs_for(batch, context) * layout.run_bytes
 
 
 def _model_facts(source: Checkpoint | GeneratedModel, model: K3Model, weights: int) -> dict[str, Any]:
