@@ -35,6 +35,8 @@ class CallRecorder:
     values.
     """
 
+    on_request = True
+
     def __init__(self) -> None:
         self._weights = Weights()
         self._calls: list[OpCall] | None = None

@@ -21,7 +21,7 @@ from k3hal.bench.slice_work import Space, Work, decode_batches, prefill_batch
 from k3hal.checkpoints import full_size_config
 from k3hal.cli import main
 from k3hal.debug.ceilings import Ceilings
-from k3hal.dispatch.observe import observing
+from k3hal.dispatch.observe import must_see_every_call, observing
 from k3hal.engine.build import build
 from k3hal.engine.options import EngineOptions
 from k3hal.errors import UsageError
@@ -100,7 +100,10 @@ def test_the_report_of_a_slice(bench: Run, tmp_path: Path) -> None:
     (prefill,) = report["prefill"]
     assert [chunk["context"] for chunk in prefill["chunks"]] == [0, 128]
     assert prefill["step"]["seconds"] == pytest.approx(sum(c["step"]["seconds"] for c in prefill["chunks"]))
-    assert {row["batch"] for row in report["engine"]} == {1, 2} and report["engine"][0]["idle"] is None
+    for row, batch in zip(report["engine"], (1, 2), strict=True):
+        assert row["batch"] == batch and row["idle"] is None and row["step"]["min"] <= row["step"]["median"]
+        assert row["tokens_per_s"] == pytest.approx(batch / row["step"]["median"])
+        assert row["host"]["launch"] > 0 and row["prefill_tokens_per_s"] > 0
     assert [(row["batch"], row["context"]) for row in report["modelled"]] == [(1, 130), (2, 130), (1, 512), (2, 512)]
     for row in report["modelled"]:
         assert row["seconds"] == pytest.approx(sum(row["parts"].values()))
@@ -174,6 +177,17 @@ def test_layers_are_run_as_the_model_runs_them() -> None:
     assert batch.decode.slots.tolist() == [1, 2, 3, 4]
     assert (batch.kv_rows // 128 == batch.decode.page_table[:, 2]).all() and (batch.kv_rows % 128 == 299 % 128).all()
     built.engine.close()
+
+
+def test_its_observer_does_not_keep_steps_out_of_graphs() -> None:
+    with observing(CallRecorder()):
+        assert not must_see_every_call()
+        with observing(_Watcher()):
+            assert must_see_every_call()
+
+
+class _Watcher(CallRecorder):
+    on_request = False
 
 
 def test_a_prefill_s_rows_follow_its_page_table() -> None:
