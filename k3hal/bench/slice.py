@@ -29,6 +29,7 @@ from k3hal.engine.memory import GB
 from k3hal.engine.options import EngineOptions
 from k3hal.errors import UnsupportedError, UsageError
 from k3hal.model.checkpoint import Checkpoint
+from k3hal.model.config import ModelConfig
 from k3hal.model.generated import GeneratedModel
 from k3hal.model.k3 import K3Model
 
@@ -77,7 +78,7 @@ def bench_slice(settings: SliceBench, say: Say) -> dict[str, Any]:
     runtime.synchronize()
     seconds = time.perf_counter() - begun
     say(f"built in {seconds:.1f} s; {built.memory}")
-    steps = engine_steps(built, settings.batch, settings.engine_prompt, runtime, say) if settings.engine_prompt else []
+    steps = _engine_steps(built, source.config, settings, say)
     built.engine.close()
     model, layout = built.runner.model, built.runner.arena.layout
     if not isinstance(model, K3Model):
@@ -102,7 +103,7 @@ def bench_slice(settings: SliceBench, say: Say) -> dict[str, Any]:
         "providers": providers(built.plan),
         "ceilings": dataclasses.asdict(ceilings),
         "start_up": {"seconds": seconds},
-        "memory": dataclasses.asdict(built.memory),
+        "memory": {name: getattr(built.memory, name) for name in ("budget", "weights", "cache", "max_model_len")},
         "decode": decode,
         "prefill": prefill,
         "engine": steps,
@@ -119,6 +120,15 @@ def _build(source: Checkpoint | GeneratedModel, settings: SliceBench) -> BuiltEn
         options = dataclasses.replace(options, memory_budget=(free * 9 // 10 - _largest_layer(source)) / GB)
     options = dataclasses.replace(options, max_num_seqs=max(settings.batch))
     return build(source.path if isinstance(source, Checkpoint) else source, options)
+
+
+def _engine_steps(built: BuiltEngine, config: ModelConfig, settings: SliceBench, say: Say) -> list[dict[str, Any]]:
+    if not settings.engine_prompt:
+        return []
+    if not config.mla_layers:
+        say("the engine itself is not timed: without an MLA layer it takes 128 tokens a sequence")
+        return []
+    return engine_steps(built, settings.batch, settings.engine_prompt, runtime_for(built.plan.device), say)
 
 
 def _largest_layer(source: Checkpoint | GeneratedModel) -> int:
@@ -191,9 +201,9 @@ def _sums(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _needs(built: BuiltEngine, batch: int, context: int) -> int:
-    """Bytes of the memory that so many sequences of so many tokens take with the weights and the workspace."""
+    """Bytes of the weights and of the cache of so many sequences of so many tokens."""
     layout: CacheLayout = built.runner.arena.layout
-    return built.memory.weights + built.memory.workspace + layout.runs_for(batch, context) * layout.run_bytes
+    return built.memory.weights + layout.runs_for(batch, context) * layout.run_bytes
 
 
 def _model_facts(source: Checkpoint | GeneratedModel, model: K3Model, weights: int) -> dict[str, Any]:

@@ -38,10 +38,10 @@ OPTIONS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len":
 CEILINGS = Ceilings(bytes_per_s=1e9, flops_per_s=1e10, dtype="float32", threads=1)
 
 
-def _nano_slice(name: str = "k3-slice:4@tp2") -> GeneratedModel:
+def _nano_slice(layers: int = 4) -> GeneratedModel:
     """A slice of nano under the name of a full-size one, so that its whole is modelled."""
     config = replace(ModelConfig.from_json(preset_config("nano")), vocab_size=1250, moe_intermediate_size=128)
-    return GeneratedModel.of(name, slice_of(config, 4, 2, first=4))
+    return GeneratedModel.of(f"k3-slice:{layers}@tp2", slice_of(config, layers, 2, first=4))
 
 
 @pytest.fixture(autouse=True)
@@ -108,6 +108,16 @@ def test_the_report_of_a_slice(bench: Run, tmp_path: Path) -> None:
     for row in report["modelled"]:
         assert row["seconds"] == pytest.approx(sum(row["parts"].values()))
         assert row["parts"]["collectives"] == pytest.approx(188 * 12e-6)
+
+
+def test_a_slice_without_attention_over_latents(bench: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_module, "resolve_model", lambda _: _nano_slice(2))
+    sizes = ("--batch", "2", "--context", "300,1M", "--prefill", "150", "--no-operators", "--json")
+    code, out, err = bench(*sizes)
+    report = json.loads(out)
+    assert code == 0 and report["engine"] == [] and "without an MLA layer" in err
+    assert [row["fits"] for row in report["decode"]] == [True, False], "a million tokens are beyond nano's positions"
+    assert list(report["decode"][0]["layers"]) == ["kda", "ends"] and report["modelled"] == []
 
 
 def test_tables_and_other_models(bench: Run) -> None:
