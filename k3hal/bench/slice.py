@@ -151,8 +151,7 @@ def _decode(
             row: dict[str, Any] = {"batch": batch, "context": context, "needs": _needs(built, batch, context)}
             row["fits"] = space.holds(batch, context) and context <= model.cfg.max_position_embeddings
             if row["fits"]:
-                batches = decode_batches(space, batch, context, _ROTATED, generator)
-                work = Work(model, space, batches)
+                work = Work(model, space, decode_batches(space, batch, context, _ROTATED, generator))
                 row["layers"] = {
                     kind: {**meter.decode(calls), "operators": meter.operators(kind, calls, known[batch])}
                     for kind, calls in work.kinds().items()

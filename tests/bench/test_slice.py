@@ -173,14 +173,15 @@ def test_layers_are_run_as_the_model_runs_them() -> None:
         space = Space.of(built.runner.arena, 4)
         (batch,) = decode_batches(space, 4, 300, 1, torch.Generator().manual_seed(0))
         work = Work(model, space, [batch])
-        with recorder.recording() as step:
+        with recorder.recording(kept=False) as step:
             logits = work.steps()[0]()
-        with recorder.recording() as apart:
+        with recorder.recording(kept=True) as apart:
             for calls in work.kinds().values():
                 for call in calls:
                     call()
     assert logits.shape == (4, 625) and logits.isfinite().all()
     assert sorted(call.label for call in step) == sorted(call.label for call in apart)
+    assert all(call.run is None for call in step) and all(call.run for call in apart)
     assert batch.decode is not None
     pages = batch.decode.page_table.flatten().tolist()
     assert len(set(pages)) == len(pages) and min(pages) >= 5 * built.runner.arena.layout.pages_per_slot
