@@ -172,15 +172,18 @@ class DecodeGraphs:
         room = self._batches and plan.num_seqs <= self._batches[-1]
         return bool(decodes and room and plan.page_table.shape[1] <= self._widths[-1])
 
-    def run(self, plan: StepPlan) -> Decoded:
-        """Queue a step that fits."""
+    def run(self, plan: StepPlan, begins: Callable[[], None] | None = None) -> Decoded:
+        """Queue a step that fits; `begins` is called before anything is queued."""
         batch = self._batches[bisect_left(self._batches, plan.num_seqs)]
         width = self._widths[bisect_left(self._widths, plan.page_table.shape[1])]
         captured = self._graphs[batch, width]
         rows = np.full(batch, self._sampler.spare_row, np.int64)
         rows[: plan.num_seqs] = plan.rows
         arrays = (plan.token_ids, rows, plan.context_lens, plan.new_lens, plan.slots, plan.page_table)
-        self._staging.send(self._buffer, captured.layout, arrays)
+        packed = self._staging.pack(captured.layout, arrays)
+        if begins:
+            begins()
+        self._staging.send(packed, self._buffer, captured.layout)
         captured.graph.replay()
         self.replays += 1
         assert self._logits is not None
@@ -197,7 +200,8 @@ class DecodeGraphs:
         spare = np.full(batch, self._sampler.spare_row, np.int64)
         tokens = np.arange(batch, dtype=np.int64)
         table = np.zeros((batch, 0), np.int32)
-        self._staging.send(self._buffer, layout, (tokens, spare, padding, padding, padding, table))
+        packed = self._staging.pack(layout, (tokens, spare, padding, padding, padding, table))
+        self._staging.send(packed, self._buffer, layout)
         work()
         assert self._logits is not None
         expected, picked = self._logits[:batch].clone(), self._tokens[:batch].clone()

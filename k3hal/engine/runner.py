@@ -142,8 +142,10 @@ class ModelRunner:
         with self._guarded():
             if self.timings is None:
                 return self._launch(plan)
-            with self.timings.part("launch"), self.timings.on_device():
-                return self._launch(plan)
+            with self.timings.part("launch"):
+                launched = self._launch(plan)
+                self.timings.ends()
+            return launched
 
     def finish(self, answer: StepResult, draw: Draw | None) -> StepResult:
         """The answer with what was sampled; waits for that."""
@@ -167,7 +169,7 @@ class ModelRunner:
     def _replay(self, plan: StepPlan) -> Draw | None:
         """Queue a step that has a graph."""
         assert self._graphs is not None
-        decoded = self._graphs.run(plan)
+        decoded = self._graphs.run(plan, self.timings.begins if self.timings else None)
         rows = plan.rows[plan.sampled]
         if not rows.size:
             return None
@@ -180,6 +182,8 @@ class ModelRunner:
 
     def _decode(self, plan: StepPlan) -> Draw | None:
         """Queue a step as it comes."""
+        if self.timings:
+            self.timings.begins()
         hidden, batch = self._forward(plan)
         if not plan.sampled.size:
             return None

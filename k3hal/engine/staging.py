@@ -138,11 +138,11 @@ class Staging:
             return [torch.from_numpy(array).to(self.device) for array in arrays]
         layout = Layout.of(*((array.dtype, array.shape) for array in arrays))
         moved = torch.empty(layout.size, dtype=torch.uint8, device=self.device)
-        self.send(moved, layout, arrays)
+        self.send(self.pack(layout, arrays), moved, layout)
         return layout.tensors(moved)
 
-    def send(self, target: Tensor, layout: Layout, arrays: Sequence[np.ndarray]) -> None:
-        """Put arrays into a device buffer uint8, laid out as `layout` says.
+    def pack(self, layout: Layout, arrays: Sequence[np.ndarray]) -> Tensor:
+        """A host buffer that holds the arrays as `layout` says, to be sent once.
 
         An array may have less rows and columns than its place; the rest of the place becomes zero.
         """
@@ -151,9 +151,13 @@ class Staging:
             if place.shape != array.shape:
                 place.fill(0)
             place[tuple(slice(length) for length in array.shape)] = array
-        target[: layout.size].copy_(buffer[: layout.size], non_blocking=True)
+        return buffer
+
+    def send(self, packed: Tensor, target: Tensor, layout: Layout) -> None:
+        """Copy what was packed to a device buffer uint8 [at least `layout.size`]."""
+        target[: layout.size].copy_(packed[: layout.size], non_blocking=True)
         if self._buffers:
-            self._buffers.give_back(buffer, self._runtime.current_stream().record() if self._runtime else None)
+            self._buffers.give_back(packed, self._runtime.current_stream().record() if self._runtime else None)
 
     def fetch(self, *tensors: Tensor) -> Fetch | Fetched:
         """Begin to bring to the host what the tensors hold now; later changes of them are not seen."""

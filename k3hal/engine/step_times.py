@@ -18,7 +18,8 @@ class StepTimes:
     """Seconds of the host, one for each step: planning it (`schedule`), queueing its work on the device (`launch`),
     waiting for what it sampled (`wait`), and handing that out (`deliver`).
 
-    Of the device the beginning and the end of each step's work, if it has a `runtime`.
+    Of the device, if it has a `runtime`, the beginning and the end of each step's work, with what the device waits for
+    the host in between: nothing where a step is a replay.
     """
 
     runtime: DeviceRuntime | None = None
@@ -26,6 +27,7 @@ class StepTimes:
     launch: list[float] = field(default_factory=list)
     wait: list[float] = field(default_factory=list)
     deliver: list[float] = field(default_factory=list)
+    _begin: Event | None = None
     _spans: list[tuple[Event, Event]] = field(default_factory=list)
 
     @contextmanager
@@ -34,15 +36,16 @@ class StepTimes:
         yield
         getattr(self, name).append(perf_counter() - begin)
 
-    @contextmanager
-    def on_device(self) -> Iterator[None]:
-        """Note when the device begins and ends the work that is queued within the block."""
-        if self.runtime is None:
-            yield
-            return
-        begin = self.runtime.current_stream().record()
-        yield
-        self._spans.append((begin, self.runtime.current_stream().record()))
+    def begins(self) -> None:
+        """The device's work of a step is queued from now on."""
+        if self.runtime is not None:
+            self._begin = self.runtime.current_stream().record()
+
+    def ends(self) -> None:
+        """The device's work of the step that began last is queued."""
+        if self.runtime is not None and self._begin is not None:
+            self._spans.append((self._begin, self.runtime.current_stream().record()))
+            self._begin = None
 
     def device(self) -> list[float]:
         """Seconds from the beginning to the end of each step on the device. All steps must have ended."""

@@ -95,7 +95,7 @@ def test_what_an_array_does_not_fill_of_its_place_is_zero() -> None:
     staging = Staging(CPU, ClosureRuntime())
     layout = Layout.of((np.int64, (4,)), (np.int32, (3, 5)))
     target = torch.full((layout.size,), 0xFF, dtype=torch.uint8)
-    staging.send(target, layout, (np.array([1, 2]), np.ones((2, 3), np.int32)))
+    staging.send(staging.pack(layout, (np.array([1, 2]), np.ones((2, 3), np.int32))), target, layout)
     first, second = layout.tensors(target)
     assert first.tolist() == [1, 2, 0, 0]
     assert second.tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 0, 0], [0] * 5]
