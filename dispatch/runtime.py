@@ -18,10 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MemoryFigures:
-    """Bytes of device memory: what this process may use at most, and what is free now."""
+    """Bytes of device memory: what this process may use at most, and what is free now.
+
+    `held` is what this process's tensors take of it, with what is kept for the next ones, and `peak` the most they took
+    since `reset_peak`; None where nobody counts.
+    """
 
     total: int
     free: int
+    held: int | None = None
+    peak: int | None = None
 
 
 class Event(Protocol):
@@ -79,6 +85,17 @@ class DeviceRuntime(Protocol):
 
     def memory(self) -> MemoryFigures:
         """Present memory figures."""
+        ...
+
+    def reset_peak(self) -> None:
+        """Give back what no tensor uses, and count `peak` anew. Nothing where nobody counts."""
+        ...
+
+    def limit(self, num_bytes: int) -> None:
+        """Let this process's tensors hold at most `num_bytes` from now on: beyond it torch raises `OutOfMemoryError`.
+
+        Nothing where nobody counts.
+        """
         ...
 
     def allocate(self, num_bytes: int) -> torch.Tensor:

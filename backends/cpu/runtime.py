@@ -62,7 +62,14 @@ class CpuRuntime:
         self._stream = CpuStream()
 
     def memory(self) -> MemoryFigures:
+        """Nobody counts: what this process holds is not its tensors alone."""
         return MemoryFigures(*host_memory())
+
+    def reset_peak(self) -> None:
+        return None
+
+    def limit(self, num_bytes: int) -> None:
+        return None
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
         free = self.memory().free

@@ -69,7 +69,18 @@ class CudaRuntime:
 
     def memory(self) -> MemoryFigures:
         free, total = torch.cuda.mem_get_info(self._torch_device)
-        return MemoryFigures(total, free)
+        held = torch.cuda.memory_reserved(self._torch_device)
+        return MemoryFigures(total, free, held, torch.cuda.max_memory_reserved(self._torch_device))
+
+    def reset_peak(self) -> None:
+        with torch.cuda.device(self._torch_device):
+            torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._torch_device)
+
+    def limit(self, num_bytes: int) -> None:
+        """The pools of graphs count too; what the driver and libraries take without torch's allocator does not."""
+        total = torch.cuda.get_device_properties(self._torch_device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(num_bytes / total, 1.0), self._torch_device)
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
         free = self.memory().free

@@ -23,10 +23,11 @@ from k3hal.debug.ceilings import measure_ceilings
 from k3hal.dispatch.observe import observing
 from k3hal.dispatch.probe import probe
 from k3hal.dispatch.runtime import runtime_for
-from k3hal.engine.build import BuiltEngine, build, weight_bytes
+from k3hal.engine.build import BuiltEngine, build
 from k3hal.engine.cache.layout import CacheLayout
 from k3hal.engine.memory import GB
 from k3hal.engine.options import EngineOptions
+from k3hal.engine.room import weight_bytes
 from k3hal.errors import UnsupportedError, UsageError
 from k3hal.model.checkpoint import Checkpoint
 from k3hal.model.config import ModelConfig
@@ -80,6 +81,8 @@ def bench_slice(settings: SliceBench, say: Say) -> dict[str, Any]:
     say(f"built in {seconds:.1f} s; {built.memory}")
     steps = _engine_steps(built, source.config, settings, say)
     built.engine.close()
+    # Timing takes memory beside the engine's, of what its budget leaves.
+    runtime.limit(runtime.memory().total)
     model, layout = built.runner.model, built.runner.arena.layout
     if not isinstance(model, K3Model):
         raise UnsupportedError(f"{type(model).__name__} has no layers to measure")
@@ -103,7 +106,7 @@ def bench_slice(settings: SliceBench, say: Say) -> dict[str, Any]:
         "providers": providers(built.plan),
         "ceilings": dataclasses.asdict(ceilings),
         "start_up": {"seconds": seconds},
-        "memory": {name: getattr(built.memory, name) for name in ("budget", "weights", "cache", "max_model_len")},
+        "memory": built.memory.report(),
         "decode": decode,
         "prefill": prefill,
         "engine": steps,
@@ -112,13 +115,7 @@ def bench_slice(settings: SliceBench, say: Say) -> dict[str, Any]:
 
 
 def _build(source: Checkpoint | GeneratedModel, settings: SliceBench) -> BuiltEngine:
-    options = settings.options
-    device = probe(options.device)
-    if device.vendor != "cpu" and options.memory_budget is None:
-        # While a layer's experts are laid out anew they are there twice, and the cache is taken before.
-        free = runtime_for(device).memory().free
-        options = dataclasses.replace(options, memory_budget=(free * 9 // 10 - _largest_layer(source)) / GB)
-    options = dataclasses.replace(options, max_num_seqs=max(settings.batch))
+    options = dataclasses.replace(settings.options, max_num_seqs=max(settings.batch))
     return build(source.path if isinstance(source, Checkpoint) else source, options)
 
 
@@ -129,15 +126,6 @@ def _engine_steps(built: BuiltEngine, config: ModelConfig, settings: SliceBench,
         say("the engine itself is not timed: without an MLA layer it takes 128 tokens a sequence")
         return []
     return engine_steps(built, settings.batch, settings.engine_prompt, runtime_for(built.plan.device), say)
-
-
-def _largest_layer(source: Checkpoint | GeneratedModel) -> int:
-    """Bytes of the layer with the most."""
-    layers: dict[str, int] = {}
-    for name, spec in source.specs.items():
-        layer = name.partition("layers.")[2].partition(".")[0]
-        layers[layer] = layers.get(layer, 0) + spec.nbytes
-    return max(layers.values())
 
 
 def _decode(
@@ -200,9 +188,9 @@ def _sums(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _needs(built: BuiltEngine, batch: int, context: int) -> int:
-    """Bytes of the weights and of the cache of so many sequences of so many tokens."""
+    """Bytes of the memory that so many sequences of so many tokens take with all that is not cache."""
     layout: CacheLayout = built.runner.arena.layout
-    return built.memory.weights + layout.runs_for(batch, context) * layout.run_bytes
+    return built.memory.needs.total + layout.runs_for(batch, context) * layout.run_bytes
 
 
 def _model_facts(source: Checkpoint | GeneratedModel, model: K3Model, weights: int) -> dict[str, Any]:

@@ -16,6 +16,9 @@ from k3hal.errors import UsageError
 
 DType = Literal["auto", "float32", "bfloat16"]
 KvCacheDType = Literal["auto", "bf16", "fp8"]
+WarmUp = Literal["auto", "off", "full"]
+
+_CHOICES = {"dtype": DType, "kv_cache_dtype": KvCacheDType, "fallback": FallbackPolicy, "warm_up": WarmUp}
 
 DEFAULT_MAX_NUM_SEQS = 64
 DEFAULT_MAX_QUEUE = 1024
@@ -44,7 +47,9 @@ class EngineOptions:
     keeps it longer than the process lives, in at most `prefix_disk_cache_gb` GB; `prefix_mooncake` the configuration
     file of a Mooncake store that keeps it instead, for other engines too; `async_depth` steps are planned at once, so
     that planning takes no time between steps (1 plans each when the one before has been answered); `graphs` decodes
-    through captured graphs where the device has them.
+    through captured graphs where the device has them; `warm_up` `full` tries the largest steps while the engine is
+    built, `auto` does where the device's memory is counted: only then is it known that traffic fits. Nothing is tried
+    while calls are recorded or checked.
     """
 
     device: str = "auto"
@@ -69,6 +74,7 @@ class EngineOptions:
     prefix_mooncake: str | Path | None = None
     async_depth: int | None = None
     graphs: bool = True
+    warm_up: WarmUp = "auto"
 
     @classmethod
     def of(cls, **options: Any) -> EngineOptions:
@@ -80,7 +86,7 @@ class EngineOptions:
         return cls(**{name: value for name, value in options.items() if value is not None})
 
     def __post_init__(self) -> None:
-        for name, choices in (("dtype", DType), ("kv_cache_dtype", KvCacheDType), ("fallback", FallbackPolicy)):
+        for name, choices in _CHOICES.items():
             if getattr(self, name) not in get_args(choices):
                 words = ", ".join(get_args(choices))
                 raise UsageError(f"{name} is {getattr(self, name)!r}", hint=f"it is one of {words}")

@@ -20,7 +20,7 @@ from k3hal.engine.draws import Draw
 from k3hal.engine.graphs import DecodeGraphs, GraphLimits
 from k3hal.engine.sampler import Sampler
 from k3hal.engine.staging import Staging
-from k3hal.engine.step_plan import StepPlan, StepResult
+from k3hal.engine.step_plan import BEFORE_ALL, StepPlan, StepResult
 from k3hal.engine.step_times import StepTimes
 from k3hal.engine.tier.mover import Mover
 from k3hal.engine.verify import sample_drafts
@@ -98,7 +98,7 @@ class ModelRunner:
         captures = runtime is not None and runtime.supports_graphs and not must_see_every_call()
         self._limits = graphs if captures else None
         self._graphs: DecodeGraphs | None = None
-        self._epoch = -1
+        self._epoch = BEFORE_ALL
 
     @property
     def asynchronous(self) -> bool:

@@ -16,6 +16,9 @@ from k3hal.engine.tier.interface import TransferDone, Transfers
 NOT_YET = -1
 """Stands for a token that a step under way samples."""
 
+BEFORE_ALL = -(1 << 31)
+"""An epoch before that of every step: the scheduler's begin at 0, those that try the engine out lie between."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowBinding:

@@ -84,7 +84,7 @@ def test_the_report_of_a_slice(bench: Run, tmp_path: Path) -> None:
     assert fits == {(b, c): c < 1 << 20 for c in (130, 512, 1 << 20) for b in (1, 2)}
     assert "decode 2 x 1048576: does not fit: needs" in err
     for row in report["decode"]:
-        assert row["needs"] > report["memory"]["weights"]
+        assert row["needs"] > report["model"]["weights"]
         if row["fits"]:
             assert list(row["layers"]) == ["kda", "mla", "ends"]
             for figure in (*row["layers"].values(), row["step"]):

@@ -38,6 +38,35 @@ def test_it_knows_its_device_and_its_memory(runtime: DeviceRuntime) -> None:
     assert 0 < figures.free <= figures.total
 
 
+def test_what_tensors_hold_is_counted_and_limited_or_not_at_all(runtime: DeviceRuntime) -> None:
+    gc.collect()
+    runtime.reset_peak()
+    before = runtime.memory()
+    if before.held is None:
+        runtime.limit(0)
+        assert runtime.allocate(1 << 20).numel() == 1 << 20
+        assert before.peak is None
+        return
+    size = 100 << 20
+    arena = runtime.allocate(size)
+    during = runtime.memory()
+    assert during.held is not None
+    assert size <= during.held - before.held <= 2 * size
+    del arena
+    runtime.reset_peak()
+    after = runtime.memory()
+    assert (after.held, after.peak) == (before.held, before.held)
+    try:
+        runtime.limit(before.held + size // 2)
+        with pytest.raises(CapacityError):
+            runtime.allocate(size)
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(size, dtype=torch.uint8, device=runtime.device.torch_device)
+    finally:
+        runtime.limit(before.total)
+    assert runtime.allocate(size).numel() == size
+
+
 @pytest.mark.parametrize("num_bytes", [0, 1, 4096, 3_000_001])
 def test_an_arena_is_zeroed_aligned_bytes_on_the_device(runtime: DeviceRuntime, num_bytes: int) -> None:
     arena = runtime.allocate(num_bytes)
