@@ -30,6 +30,7 @@ from k3hal.engine.options import EngineOptions
 from k3hal.engine.room import weight_bytes
 from k3hal.errors import UnsupportedError, UsageError
 from k3hal.model.checkpoint import Checkpoint
+from k3hal.model.config import ModelConfig
 from k3hal.model.generated import GeneratedModel
 from k3hal.model.k3 import K3Model
 
@@ -78,8 +79,10 @@ def bench_slice(settings: SliceBench, say: Say) -> dict[str, Any]:
     runtime.synchronize()
     seconds = time.perf_counter() - begun
     say(f"built in {seconds:.1f} s; {built.memory}")
-    steps = engine_steps(built, settings.batch, settings.engine_prompt, runtime, say) if settings.engine_prompt else []
+    steps = _engine_steps(built, source.config, settings, say)
     built.engine.close()
+    # Timing takes memory beside the engine's, of what its budget leaves.
+    runtime.limit(runtime.memory().total)
     model, layout = built.runner.model, built.runner.arena.layout
     if not isinstance(model, K3Model):
         raise UnsupportedError(f"{type(model).__name__} has no layers to measure")
@@ -116,6 +119,15 @@ def _build(source: Checkpoint | GeneratedModel, settings: SliceBench) -> BuiltEn
     return build(source.path if isinstance(source, Checkpoint) else source, options)
 
 
+def _engine_steps(built: BuiltEngine, config: ModelConfig, settings: SliceBench, say: Say) -> list[dict[str, Any]]:
+    if not settings.engine_prompt:
+        return []
+    if not config.mla_layers:
+        say("the engine itself is not timed: without an MLA layer it takes 128 tokens a sequence")
+        return []
+    return engine_steps(built, settings.batch, settings.engine_prompt, runtime_for(built.plan.device), say)
+
+
 def _decode(
     model: K3Model, space: Space, settings: SliceBench, built: BuiltEngine, meter: Meter, say: Say
 ) -> list[dict[str, Any]]:
@@ -127,8 +139,7 @@ def _decode(
             row: dict[str, Any] = {"batch": batch, "context": context, "needs": _needs(built, batch, context)}
             row["fits"] = space.holds(batch, context) and context <= model.cfg.max_position_embeddings
             if row["fits"]:
-                batches = decode_batches(space, batch, context, _ROTATED, generator)
-                work = Work(model, space, batches)
+                work = Work(model, space, decode_batches(space, batch, context, _ROTATED, generator))
                 row["layers"] = {
                     kind: {**meter.decode(calls), "operators": meter.operators(kind, calls, known[batch])}
                     for kind, calls in work.kinds().items()
@@ -191,7 +202,7 @@ def _model_facts(source: Checkpoint | GeneratedModel, model: K3Model, weights: i
 def _settings(settings: SliceBench, built: BuiltEngine) -> dict[str, Any]:
     names = ("batch", "context", "prefill", "collective_us", "operators", "engine_prompt", "seconds")
     out: dict[str, Any] = {name: getattr(settings, name) for name in names}
-    options = {name: getattr(settings.options, name) for name in ("memory_budget", "async_depth")}
+    options = {name: getattr(settings.options, name) for name in ("memory_budget", "async_depth", "graphs")}
     return {**out, **options, "max_num_batched_tokens": built.engine.info.max_num_batched_tokens}
 
 

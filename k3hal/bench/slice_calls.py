@@ -19,12 +19,13 @@ from k3hal.dispatch.select import Decision
 
 @dataclass(frozen=True, slots=True)
 class OpCall:
-    """One call of an operator by the model: `run` repeats it on the same tensors. `label` tells weights apart."""
+    """One call of an operator by the model. `label` tells weights apart; `run` repeats it on the same tensors, if those
+    were to be kept."""
 
     op: str
     label: str
     provider: str
-    run: Callable[[], Any]
+    run: Callable[[], Any] | None
     cost: Cost
 
 
@@ -35,14 +36,20 @@ class CallRecorder:
     values.
     """
 
+    on_request = True
+
     def __init__(self) -> None:
         self._weights = Weights()
         self._calls: list[OpCall] | None = None
+        self._kept = False
 
     @contextmanager
-    def recording(self) -> Iterator[list[OpCall]]:
-        """The calls made within the block, in order. Counting their work waits for the device."""
-        self._calls = calls = []
+    def recording(self, *, kept: bool) -> Iterator[list[OpCall]]:
+        """The calls made within the block, in order; their tensors live as long as they do if they are `kept`.
+
+        Counting their work waits for the device.
+        """
+        self._calls, self._kept = (calls := []), kept
         try:
             yield calls
         finally:
@@ -59,7 +66,7 @@ class CallRecorder:
                 named |= kwargs
                 known = {**named, **self._weights.of(place, operator, named)}
                 cost = operator.cost(**known)
-                run = _repeat(fn, args, kwargs)
+                run = _repeat(fn, args, kwargs) if self._kept else None
                 self._calls.append(OpCall(place.op, _label(place.op, known), decision.provider, run, cost))
             return fn(*args, **kwargs)
 

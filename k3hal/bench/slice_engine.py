@@ -8,17 +8,16 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
-from torch.profiler import ProfilerActivity, profile, supported_activities
-
 from k3hal.bench.engine import draw_prompts
 from k3hal.bench.spread import Spread
 from k3hal.dispatch.runtime import DeviceRuntime
 from k3hal.engine.build import BuiltEngine
 from k3hal.engine.interface import EngineRequest
+from k3hal.engine.step_times import StepTimes
 from k3hal.errors import CapacityError, UnsupportedError
 from k3hal.sampling_params import SamplingParams
 
-_WARM, _TIMED, _PROFILED = 8, 32, 16
+_WARM, _TIMED = 8, 48
 
 
 def engine_steps(
@@ -45,9 +44,8 @@ def engine_steps(
 
 def _measured(built: BuiltEngine, prompts: Sequence[list[int]], runtime: DeviceRuntime) -> dict[str, Any]:
     core = built.engine.core
-    # Steps ahead of time and prompts that end in different steps take some more.
-    wanted = _WARM + _TIMED + _PROFILED
-    params = SamplingParams(temperature=0.0, max_tokens=2 * wanted + 64, ignore_eos=True)
+    # Steps planned ahead, and prompts that end in different steps, take some more.
+    params = SamplingParams(temperature=0.0, max_tokens=2 * (_WARM + _TIMED) + 64, ignore_eos=True)
     begun = time.perf_counter()
     for index, prompt in enumerate(prompts):
         core.add(EngineRequest(f"slice-{index}", prompt, params))
@@ -58,25 +56,39 @@ def _measured(built: BuiltEngine, prompts: Sequence[list[int]], runtime: DeviceR
         prompts_taken = time.perf_counter() - begun
         for _ in range(_WARM):
             _step(built)
-        taken = []
-        for _ in range(_TIMED):
-            begun = time.perf_counter()
-            _step(built)
-            taken.append(time.perf_counter() - begun)
-        runtime.synchronize()
-        idle = _idle_share(lambda: _step(built), runtime)
+        steps, times = _timed(built, runtime)
     finally:
         core.abort_all()
         while core.has_work:
             core.step()
+    runtime.synchronize()
+    host = {part: median(getattr(times, part)) for part in ("schedule", "launch", "wait", "deliver")}
     return {
         "batch": len(prompts),
         "prompt": len(prompts[0]),
+        "depth": core.flights.depth,
         "prefill_tokens_per_s": sum(map(len, prompts)) / prompts_taken,
-        "step": dataclasses.asdict(Spread.of(taken)),
-        "tokens_per_s": len(prompts) / median(taken),
-        "idle": idle,
+        "tokens_per_s": len(prompts) / median(steps),
+        "step": dataclasses.asdict(Spread.of(steps)),
+        "host": host,
+        "device": median(times.device()) if times.runtime else None,
+        "idle": times.idle_share() if times.runtime else None,
     }
+
+
+def _timed(built: BuiltEngine, runtime: DeviceRuntime) -> tuple[list[float], StepTimes]:
+    """Seconds of each of some steps, and how host and device spent them."""
+    times = StepTimes(runtime if built.runner.asynchronous else None)
+    built.engine.core.timings = built.runner.timings = times
+    steps = []
+    try:
+        for _ in range(_TIMED):
+            begun = time.perf_counter()
+            _step(built)
+            steps.append(time.perf_counter() - begun)
+    finally:
+        built.engine.core.timings = built.runner.timings = None
+    return steps, times
 
 
 def _step(built: BuiltEngine) -> list[str]:
@@ -86,26 +98,3 @@ def _step(built: BuiltEngine) -> list[str]:
     if failed:
         raise UnsupportedError(f"the engine failed during the measurement: {failed}")
     return [output.request_id for output in outputs if output.token_ids]
-
-
-def _idle_share(step: Callable[[], Any], runtime: DeviceRuntime) -> float | None:
-    """The share of the time between the first and the last kernel of some steps in which none ran; None on a CPU."""
-    kinds = supported_activities() - {ProfilerActivity.CPU}
-    if runtime.device.vendor == "cpu" or not kinds:
-        return None
-    with profile(activities=kinds) as seen:
-        for _ in range(_PROFILED):
-            step()
-        runtime.synchronize()
-    spans = sorted(
-        (event.time_range.start, event.time_range.end)
-        for event in seen.events() or ()
-        if event.device_type.name != "CPU"
-    )
-    if not spans:
-        return None
-    busy, end = 0.0, spans[0][0]
-    for start, stop in spans:
-        busy += max(stop - max(start, end), 0.0)
-        end = max(end, stop)
-    return 1 - busy / (end - spans[0][0])

@@ -24,7 +24,7 @@ class Meter:
 
     def decode(self, calls: Sequence[Call]) -> dict[str, Any]:
         """The mean over `calls` of one of them."""
-        return self._figure(self.timer.chained(calls), self._record(calls), len(calls))
+        return self._figure(self.timer.chained(calls), self._record(calls, kept=False), len(calls))
 
     def operators(self, kind: str, calls: Sequence[Call], known: Known) -> list[dict[str, Any]]:
         """A layer's operators, each by itself, but for those whose work is `known`; extends what is."""
@@ -36,18 +36,19 @@ class Meter:
             known.setdefault((kind, label), floor)
             return before is None or abs(floor - before) > _SAME * before
 
-        return self._by_operator(self._record(calls), len(calls), self.timer.alone, new)
+        return self._by_operator(self._record(calls, kept=True), len(calls), self.timer.alone, new)
 
     def prefill(self, call: Call, *, operators: bool) -> dict[str, Any]:
         """One long call."""
-        made = self._record([call])
+        operators = operators and self._operators
+        made = self._record([call], kept=operators)
         out = self._figure(self.timer.launched([call]), made, 1)
-        if operators and self._operators:
+        if operators:
             out["operators"] = self._by_operator(made, 1, lambda runs: self.timer.launched(runs).seconds)
         return out
 
-    def _record(self, calls: Sequence[Call]) -> list[OpCall]:
-        with self._recorder.recording() as made:
+    def _record(self, calls: Sequence[Call], *, kept: bool) -> list[OpCall]:
+        with self._recorder.recording(kept=kept) as made:
             for call in calls:
                 call()
         return made
@@ -82,7 +83,7 @@ class Meter:
             share = len(group) / calls
             floor = sum(map(self._floor, group)) / calls
             if wanted(label, floor):
-                seconds = alone([call.run for call in group]) * share
+                seconds = alone([call.run for call in group if call.run]) * share
                 facts = {"operator": label, "provider": group[0].provider, "calls": share}
                 out.append({**facts, "seconds": seconds, "floor": floor})
         return out

@@ -44,7 +44,7 @@ def save_plot(report: Mapping[str, Any], path: Path) -> list[Path]:
 
 def _draw(axes: Any, rows: list[Mapping[str, Any]], kind: str) -> None:
     """Measured times solid, floors dashed, a colour for each context."""
-    from matplotlib.ticker import NullFormatter, ScalarFormatter
+    from matplotlib.ticker import ScalarFormatter
 
     batches = sorted({row["batch"] for row in rows})
     for number, context in enumerate(dict.fromkeys(row["context"] for row in rows)):
@@ -56,6 +56,6 @@ def _draw(axes: Any, rows: list[Mapping[str, Any]], kind: str) -> None:
     axes.plot([], [], "--", color="0.4", label="operators' floors")
     axes.set(xscale="log", yscale="log", xlabel="sequences", title=kind)
     axes.set_xticks(batches)
+    axes.set_xticks([], minor=True)
     axes.xaxis.set_major_formatter(ScalarFormatter())
-    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.grid(True, alpha=0.3)

@@ -116,18 +116,22 @@ def _engine(report: Mapping[str, Any]) -> Table | None:
     rows = report["engine"]
     if not rows:
         return None
+    parts = list(rows[0]["host"])
+    header = ("sequences", "prompt", "prefill tokens/s", "step us (least to most)", "decode tokens/s", *parts, "idle")
     cells = []
     for row in rows:
-        step = row["step"]
-        idle = "" if row["idle"] is None else f"{100 * row['idle']:.1f} %"
+        step, rates = row["step"], [f"{row[name]:.0f}" for name in ("prefill_tokens_per_s", "tokens_per_s")]
         spread = f"{_digits(1e6 * step['median'])} ({_digits(1e6 * step['min'])} to {_digits(1e6 * step['max'])})"
-        rates = (f"{row['prefill_tokens_per_s']:.0f}", f"{row['tokens_per_s']:.0f}")
-        cells.append((str(row["batch"]), str(row["prompt"]), rates[0], spread, rates[1], idle))
-    depth = report["settings"]["async_depth"]
-    start = report["start_up"]["seconds"]
+        host = [_digits(1e6 * row["host"][part]) for part in parts]
+        idle = "" if row["idle"] is None else f"{100 * row['idle']:.1f} %"
+        cells.append((str(row["batch"]), str(row["prompt"]), rates[0], spread, rates[1], *host, idle))
+    depth, start = rows[0]["depth"], report["start_up"]["seconds"]
     title = f"{_head(report)}: the engine itself, {depth} steps planned at once, built in {start:.1f} s"
-    header = ("sequences", "prompt", "prefill tokens/s", "step us (least to most)", "decode tokens/s", "device idle")
-    return Table(f"slice engine {report['model']['name']} {report['dtype']}", title, header, cells, [where(report)])
+    notes = [
+        f"The host's {', '.join(parts)} in us a step; idle: the device's share of time between steps.",
+        where(report),
+    ]
+    return Table(f"slice engine {report['model']['name']} {report['dtype']}", title, header, cells, notes)
 
 
 def _modelled(report: Mapping[str, Any]) -> Table | None:

@@ -33,7 +33,7 @@ class Space:
     def of(cls, arena: CacheArena, slots: int) -> Space:
         """At most `slots` slots, and pages for the rest; all filled with values as a running model leaves them."""
         per = arena.layout.pages_per_slot
-        slots = min(slots, arena.num_slots - 2)
+        slots = min(slots, arena.num_slots - 1 - (arena.layout.kv_layers > 0))  # the null run, and one for pages
         first = (slots + 1) * per
         space = cls(arena, slots, torch.arange(first, arena.num_pages, dtype=torch.int32, device=arena.pages.device))
         space._fill(first)
@@ -120,8 +120,9 @@ def decode_batches(space: Space, batch: int, context: int, count: int, generator
         first = (index * batch) % max(space.slots - batch + 1, 1)
         slots = torch.arange(first + 1, first + batch + 1, dtype=torch.int32, device=device)
         table = space.table(batch, context, generator)
+        last = torch.full((batch,), context - 1, device=device)
         lens = torch.full((batch,), context, dtype=torch.int32, device=device)
-        rows = table[:, (context - 1) // page].long() * page + (context - 1) % page
+        rows = _rows(table, torch.arange(batch, device=device), last, page)
         tokens = torch.arange(batch, device=device)
         out.append(StepBatch(tokens, rows, tokens, DecodeBatch(slots, table, lens), None))
     return out
@@ -131,7 +132,7 @@ def prefill_batch(space: Space, context: int, new: int, table: Tensor) -> StepBa
     """A step that prefills `new` tokens of one sequence behind `context` cached ones; `table` int32 [1, pages]."""
     device, page = space.pages.device, space.arena.layout.page_tokens
     at = torch.arange(context, context + new, device=device)
-    rows = table[0, at // page].long() * page + at % page
+    rows = _rows(table, torch.zeros_like(at), at, page)
 
     def numbers(*values: int) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=device)
@@ -140,3 +141,10 @@ def prefill_batch(space: Space, context: int, new: int, table: Tensor) -> StepBa
     prefill = PrefillBatch(numbers(1), table, numbers(0, new), numbers(context), state)
     tokens = torch.arange(new, device=device) % 256
     return StepBatch(tokens, rows, torch.tensor([new - 1], device=device), None, prefill)
+
+
+def _rows(table: Tensor, sequences: Tensor, positions: Tensor, page: int) -> Tensor:
+    """Cache rows int64 of tokens at `positions` of `sequences`; negative where no layer has rows to write."""
+    if not table.shape[1]:
+        return torch.full_like(positions, -1)
+    return table[sequences, positions // page].long() * page + positions % page

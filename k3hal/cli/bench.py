@@ -43,7 +43,7 @@ def bench_engine(
     save: Save = None,
     as_json: Json = False,
 ) -> int:
-    """Measure decode and prefill of MODEL, beside the floor that the memory bandwidth sets and beside a peer.
+    """Measure decode and prefill of MODEL on the CPU, beside the floor of the memory bandwidth and beside a peer.
 
     Exits with 1, without a ratio, when the peer's greedy outputs are not ours.
     """

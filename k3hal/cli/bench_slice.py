@@ -8,7 +8,18 @@ from typing import Annotated
 
 import typer
 
-from k3hal.cli.common import Device, DType, Json, KvCacheDType, MaxNumBatchedTokens, MemoryBudget, Ops, Plan, Save
+from k3hal.cli.common import (
+    Device,
+    DType,
+    Graphs,
+    Json,
+    KvCacheDType,
+    MaxNumBatchedTokens,
+    MemoryBudget,
+    Ops,
+    Plan,
+    Save,
+)
 from k3hal.cli.output import print_json
 from k3hal.errors import UsageError
 
@@ -33,7 +44,8 @@ def bench_slice(
     engine_prompt: Annotated[
         int, typer.Option(metavar="N", help="Prompt tokens in real steps of the engine; 0: none of them.")
     ] = 256,
-    async_depth: Annotated[int, typer.Option(metavar="N", help="Steps of the engine planned at once.")] = 1,
+    async_depth: Annotated[int | None, typer.Option(metavar="N", help="Steps of the engine planned at once.")] = None,
+    graphs: Graphs = None,
     seconds: Annotated[float, typer.Option(metavar="S", help="To spend on each timing on a CPU.")] = 0.05,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
     plot: Annotated[
@@ -82,6 +94,7 @@ def bench_slice(
             memory_budget=memory_budget,
             max_num_batched_tokens=max_num_batched_tokens,
             async_depth=async_depth,
+            graphs=graphs,
         ),
     )
     report = measure(settings, lambda line: typer.echo(line, err=True))

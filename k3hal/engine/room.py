@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from k3hal.dispatch.observe import observers, step_observers
+from k3hal.dispatch.observe import must_see_every_call
 from k3hal.dispatch.runtime import DeviceRuntime
 from k3hal.engine.cache.arena import CacheArena
 from k3hal.engine.cache.layout import CacheLayout
@@ -75,7 +75,7 @@ class Room:
         Raises `CapacityError`.
         """
         options = self._options
-        watched = bool(observers() or step_observers())  # they would take the trials' sequences for real ones
+        watched = must_see_every_call()  # who sees them would take the trials' sequences for real ones
         wanted = options.warm_up == "full" or (options.warm_up == "auto" and self._gauge.counted)
         fitting = Fitting(
             self._runtime, self._gauge, self.estimate, self._plan, make, prepare, try_out=wanted and not watched

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from k3hal.dispatch.observe import Step, observers, step_observers
+from k3hal.dispatch.observe import Step, must_see_every_call, step_observers
 from k3hal.dispatch.runtime import DeviceRuntime
 from k3hal.engine.batch import build_batch
 from k3hal.engine.cache.arena import CacheArena
@@ -95,7 +95,7 @@ class ModelRunner:
         self._runtime = runtime
         self._staging = staging or Staging(arena.pages.device, runtime)
         self._observers = step_observers()
-        captures = runtime is not None and runtime.supports_graphs and not observers()
+        captures = runtime is not None and runtime.supports_graphs and not must_see_every_call()
         self._limits = graphs if captures else None
         self._graphs: DecodeGraphs | None = None
         self._epoch = BEFORE_ALL

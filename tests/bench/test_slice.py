@@ -21,7 +21,7 @@ from k3hal.bench.slice_work import Space, Work, decode_batches, prefill_batch
 from k3hal.checkpoints import full_size_config
 from k3hal.cli import main
 from k3hal.debug.ceilings import Ceilings
-from k3hal.dispatch.observe import observing
+from k3hal.dispatch.observe import must_see_every_call, observing
 from k3hal.engine.build import build
 from k3hal.engine.options import EngineOptions
 from k3hal.errors import UsageError
@@ -38,10 +38,10 @@ OPTIONS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len":
 CEILINGS = Ceilings(bytes_per_s=1e9, flops_per_s=1e10, dtype="float32", threads=1)
 
 
-def _nano_slice(name: str = "k3-slice:4@tp2") -> GeneratedModel:
+def _nano_slice(layers: int = 4) -> GeneratedModel:
     """A slice of nano under the name of a full-size one, so that its whole is modelled."""
     config = replace(ModelConfig.from_json(preset_config("nano")), vocab_size=1250, moe_intermediate_size=128)
-    return GeneratedModel.of(name, slice_of(config, 4, 2, first=4))
+    return GeneratedModel.of(f"k3-slice:{layers}@tp2", slice_of(config, layers, 2, first=4))
 
 
 @pytest.fixture(autouse=True)
@@ -100,11 +100,24 @@ def test_the_report_of_a_slice(bench: Run, tmp_path: Path) -> None:
     (prefill,) = report["prefill"]
     assert [chunk["context"] for chunk in prefill["chunks"]] == [0, 128]
     assert prefill["step"]["seconds"] == pytest.approx(sum(c["step"]["seconds"] for c in prefill["chunks"]))
-    assert {row["batch"] for row in report["engine"]} == {1, 2} and report["engine"][0]["idle"] is None
+    for row, batch in zip(report["engine"], (1, 2), strict=True):
+        assert row["batch"] == batch and row["idle"] is None and row["step"]["min"] <= row["step"]["median"]
+        assert row["tokens_per_s"] == pytest.approx(batch / row["step"]["median"])
+        assert row["host"]["launch"] > 0 and row["prefill_tokens_per_s"] > 0
     assert [(row["batch"], row["context"]) for row in report["modelled"]] == [(1, 130), (2, 130), (1, 512), (2, 512)]
     for row in report["modelled"]:
         assert row["seconds"] == pytest.approx(sum(row["parts"].values()))
         assert row["parts"]["collectives"] == pytest.approx(188 * 12e-6)
+
+
+def test_a_slice_without_attention_over_latents(bench: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_module, "resolve_model", lambda _: _nano_slice(2))
+    sizes = ("--batch", "2", "--context", "300,1M", "--prefill", "150", "--no-operators", "--json")
+    code, out, err = bench(*sizes)
+    report = json.loads(out)
+    assert code == 0 and report["engine"] == [] and "without an MLA layer" in err
+    assert [row["fits"] for row in report["decode"]] == [True, False], "a million tokens are beyond nano's positions"
+    assert list(report["decode"][0]["layers"]) == ["kda", "ends"] and report["modelled"] == []
 
 
 def test_tables_and_other_models(bench: Run) -> None:
@@ -160,20 +173,32 @@ def test_layers_are_run_as_the_model_runs_them() -> None:
         space = Space.of(built.runner.arena, 4)
         (batch,) = decode_batches(space, 4, 300, 1, torch.Generator().manual_seed(0))
         work = Work(model, space, [batch])
-        with recorder.recording() as step:
+        with recorder.recording(kept=False) as step:
             logits = work.steps()[0]()
-        with recorder.recording() as apart:
+        with recorder.recording(kept=True) as apart:
             for calls in work.kinds().values():
                 for call in calls:
                     call()
     assert logits.shape == (4, 625) and logits.isfinite().all()
     assert sorted(call.label for call in step) == sorted(call.label for call in apart)
+    assert all(call.run is None for call in step) and all(call.run for call in apart)
     assert batch.decode is not None
     pages = batch.decode.page_table.flatten().tolist()
     assert len(set(pages)) == len(pages) and min(pages) >= 5 * built.runner.arena.layout.pages_per_slot
     assert batch.decode.slots.tolist() == [1, 2, 3, 4]
     assert (batch.kv_rows // 128 == batch.decode.page_table[:, 2]).all() and (batch.kv_rows % 128 == 299 % 128).all()
     built.engine.close()
+
+
+def test_its_observer_does_not_keep_steps_out_of_graphs() -> None:
+    with observing(CallRecorder()):
+        assert not must_see_every_call()
+        with observing(_Watcher()):
+            assert must_see_every_call()
+
+
+class _Watcher(CallRecorder):
+    on_request = False
 
 
 def test_a_prefill_s_rows_follow_its_page_table() -> None:
