@@ -128,6 +128,14 @@ def test_tables_and_other_models(bench: Run) -> None:
 
 
 @pytest.mark.usefixtures("slice_model")
+def test_what_the_limit_leaves_out_is_said(bench: Run) -> None:
+    sizes = ("--batch", "1", "--context", "64", "--prefill", "64", "--engine-prompt", "0", "--limit", "0")
+    code, out, err = bench(*sizes)
+    assert code == 0 and out.count("left out: the time limit was over") == 2
+    assert "decode 1 x 64: left out" in err and "prefill 64: left out" in err and "MODELLED" not in out
+
+
+@pytest.mark.usefixtures("slice_model")
 def test_the_modelled_table_says_what_it_is(bench: Run) -> None:
     sizes = ("--batch", "1", "--context", "64", "--prefill", "", "--engine-prompt", "0", "--no-operators")
     code, out, _ = bench(*sizes, "--collective-us", "20")
