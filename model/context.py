@@ -45,9 +45,14 @@ class Build:
         fn, prepared = self.ops.fn(op), self.ops.prepare(op, weight=weight)["weight"]
         return lambda x: fn(x, prepared)
 
-    def fuse_rows(self, names: list[str], rows: list[int], columns: int) -> Tensor:
-        """One weight [sum(rows), columns] whose row blocks are the named column-parallel weights, in order."""
-        out = torch.empty(sum(rows), columns, dtype=self.dtype, device=self.device)
-        for name, part in zip(names, out.split(rows), strict=True):
+    def fuse_rows(self, names: list[str], rows: list[int], columns: int, *, spare: int = 0) -> Tensor:
+        """One weight [sum(rows) + spare, columns] whose row blocks are the named column-parallel weights, in order.
+
+        The `spare` rows are zeros.
+        """
+        out = torch.empty(sum(rows) + spare, columns, dtype=self.dtype, device=self.device)
+        *parts, rest = out.split([*rows, spare])
+        for name, part in zip(names, parts, strict=True):
             self.reader.fill(part, name, shard=self.parallel.column())
+        rest.zero_()
         return out

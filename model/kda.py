@@ -8,6 +8,9 @@ from torch import Tensor
 from k3hal.model.batch import CacheViews, StepBatch
 from k3hal.model.context import Build
 
+_ALIGNED = 16
+"""Columns that the input projection's are a multiple of."""
+
 
 class KDA:
     """One KDA layer: fused input projection, the coarse operator per phase, output projection.
@@ -30,9 +33,11 @@ class KDA:
         gate = ("g_proj", width) if cfg.full_rank_gate else ("g_a_proj", cfg.kda_head_dim)
         parts = [("q_proj", width), ("k_proj", width), ("v_proj", width), gate]
         parts += [("f_a_proj", cfg.kda_head_dim), ("b_proj", self.heads)]
-        self.split = [3 * width, gate[1], cfg.kda_head_dim, self.heads]
         names, rows = [name(f"{p}.weight") for p, _ in parts], [n for _, n in parts]
-        self.in_proj = build.linear(build.fuse_rows(names, rows, cfg.hidden_size))
+        # A rank's few heads would end the rows of the product at odd addresses, which takes libraries twice the time.
+        spare = -sum(rows) % _ALIGNED
+        self.split = [3 * width, gate[1], cfg.kda_head_dim, self.heads, spare]
+        self.in_proj = build.linear(build.fuse_rows(names, rows, cfg.hidden_size, spare=spare))
         column = build.parallel.column()
         self.f_b = build.linear(reader.get(name("f_b_proj.weight"), shard=column))
         self.g_b = None if cfg.full_rank_gate else build.linear(reader.get(name("g_b_proj.weight"), shard=column))
@@ -54,7 +59,7 @@ class KDA:
 
     def __call__(self, x: Tensor, batch: StepBatch, cache: CacheViews) -> Tensor:
         """x [T, D], normed, to [T, D]; advances the conv and recurrent states of every sequence in the batch."""
-        qkv, z, f_a, beta = self.in_proj(x).split(self.split, dim=-1)
+        qkv, z, f_a, beta, _ = self.in_proj(x).split(self.split, dim=-1)
         shape = (x.shape[0], self.heads, self.head_dim)
         raw_gate = self.f_b(f_a).view(shape)
         out_gate = (z if self.g_b is None else self.g_b(z)).view(shape)
