@@ -6,10 +6,7 @@ import torch
 from torch import Tensor
 
 from k3hal.model.batch import CacheViews, StepBatch
-from k3hal.model.context import Build
-
-_ALIGNED = 16
-"""Columns that the input projection's are a multiple of."""
+from k3hal.model.context import ALIGNED_ROWS, Build
 
 
 class KDA:
@@ -33,11 +30,11 @@ class KDA:
         gate = ("g_proj", width) if cfg.full_rank_gate else ("g_a_proj", cfg.kda_head_dim)
         parts = [("q_proj", width), ("k_proj", width), ("v_proj", width), gate]
         parts += [("f_a_proj", cfg.kda_head_dim), ("b_proj", self.heads)]
+        self.split = [3 * width, gate[1], cfg.kda_head_dim, self.heads]
         names, rows = [name(f"{p}.weight") for p, _ in parts], [n for _, n in parts]
-        # A rank's few heads would end the rows of the product at odd addresses, which takes libraries twice the time.
-        spare = -sum(rows) % _ALIGNED
-        self.split = [3 * width, gate[1], cfg.kda_head_dim, self.heads, spare]
-        self.in_proj = build.linear(build.fuse_rows(names, rows, cfg.hidden_size, spare=spare))
+        fused = build.fuse_rows(names, rows, cfg.hidden_size, ALIGNED_ROWS)
+        self.split.append(fused.shape[0] - sum(rows))
+        self.in_proj = build.linear(fused)
         column = build.parallel.column()
         self.f_b = build.linear(reader.get(name("f_b_proj.weight"), shard=column))
         self.g_b = None if cfg.full_rank_gate else build.linear(reader.get(name("g_b_proj.weight"), shard=column))

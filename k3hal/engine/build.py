@@ -87,7 +87,7 @@ def build(source: Path | GeneratedModel, options: EngineOptions) -> BuiltEngine:
     layout = CacheLayout.of(config, dtype, kv_dtype)
     capturable = _capturable(options, plan, runtime)
     room = Room(checkpoint, layout, options, runtime, dtype, graphs=capturable)
-    ops, where = plan.bind(), torch.device(device.torch_device)
+    ops, where = plan.bind(runtime.beside), torch.device(device.torch_device)
     tier = build_tier(options, layout, runtime, checkpoint, plan)
     try:
         loaded = room.load(lambda: _load(checkpoint, ops, where, dtype))
