@@ -192,6 +192,8 @@ def test_layers_are_run_as_the_model_runs_them() -> None:
     parts = {call.label.split()[0] + " " + call.op for call in apart if call.part_of}
     assert "latent_moe: moe_experts_mxfp4" in parts and {part.split()[0] for part in parts} == {"latent_moe:"}
     assert any(call.label == "latent_moe" and call.provider == "composed" for call in apart)
+    rows = [int(call.label.split()[-1].split("x")[0]) for call in step if call.op == "linear"]
+    assert rows and not any(count % 16 for count in rows), "a rank's one head ends no product at an odd address"
     assert all(call.run is None for call in step) and all(call.run for call in apart)
     assert batch.decode is not None
     pages = batch.decode.page_table.flatten().tolist()
