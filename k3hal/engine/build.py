@@ -104,6 +104,7 @@ def build(source: Path | GeneratedModel, options: EngineOptions) -> BuiltEngine:
 
         runner, memory = room.fit(make, ModelRunner.prepare)
     except BaseException:
+        room.release()
         if tier:
             tier.connector.close()
         raise
@@ -119,7 +120,7 @@ def build(source: Path | GeneratedModel, options: EngineOptions) -> BuiltEngine:
     )
     core = assemble_core(runner, runner.arena, info, defaults, options, tier)
     return BuiltEngine(
-        AsyncEngine(core), runner, tokenizer, checkpoint.name, dataclasses.asdict(defaults), plan, memory
+        AsyncEngine(core, room.release), runner, tokenizer, checkpoint.name, dataclasses.asdict(defaults), plan, memory
     )
 
 
