@@ -23,9 +23,10 @@ def render(
 ) -> None:
     """Render a chat request to the prompt's text and token ids."""
     from k3hal.serve.chat_prompt import render_chat
+    from k3hal.serve.media.images import Images
     from k3hal.tokenizer import Tokenizer
 
-    prompt = render_chat(_read_body(file), images=True)
+    prompt = render_chat(_read_body(file), images=Images())
     ids = prompt.ids(Tokenizer.from_dir(tokenizer))
     if as_json:
         print_json("k3hal.render/1", {"ids": ids, "text": prompt.text()})

@@ -66,6 +66,12 @@ SERVER_FLAGS: dict[str, Any] = {
     "kimi_strict_params": _flag(
         bool, "kimi-strict-params", None, "Refuse sampling parameters that Moonshot's hosted API refuses."
     ),
+    "allowed_media_domain": _flag(
+        list[str], "allowed-media-domain", "HOST", "Host that images may be fetched from; may be repeated."
+    ),
+    "max_images": _flag(int, "max-images", "N", "Most images of a request.  [default: 64]"),
+    "max_media_bytes": _flag(int, "max-media-bytes", "N", "Largest encoded image.  [default: 20971520]"),
+    "media_timeout": _flag(float, "media-timeout", "SECONDS", "For fetching an image.  [default: 10]"),
     "page": _flag(str, "page", "on|off", "Serve the page at /: chat, live figures, dispatch plan.  [default: on]"),
 }
 """Flags of the HTTP server by the name of their setting."""

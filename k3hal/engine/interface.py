@@ -24,10 +24,27 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 @dataclass(frozen=True, slots=True)
+class EngineImage:
+    """An encoded image and its place: `tokens` pad tokens stand for it in the prompt, from `position` on.
+
+    Width and height are those of its header, in pixels; it has not been decoded yet. `digest` names its bytes.
+    """
+
+    data: bytes
+    digest: bytes
+    mime: Literal["image/png", "image/jpeg", "image/gif", "image/webp"]
+    width: int
+    height: int
+    position: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One sequence to continue. `n > 1` is several requests; the caller fans out. Lower `priority` numbers go first.
 
     `context` says which earlier sequences the prompt may share a prefix with, `constraint` which tokens may come.
+    `images` are for engines that take them, in the order of the prompt; `context` has their digests too.
     """
 
     request_id: str
@@ -37,6 +54,7 @@ class EngineRequest:
     arrival_time: float = field(default_factory=time.monotonic)
     context: PrefixContext = NO_CONTEXT
     constraint: Constraint | None = None
+    images: tuple[EngineImage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +110,7 @@ class EngineInfo:
     max_num_batched_tokens: int
     max_queue: int
     device: str
+    takes_images: bool = False
 
 
 @dataclass(frozen=True, slots=True)

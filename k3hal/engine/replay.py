@@ -21,7 +21,7 @@ from k3hal.engine.interface import (
     RequestTiming,
     TokenLogprob,
 )
-from k3hal.engine.replay_file import ReplayLine, read_replay_file
+from k3hal.engine.replay_file import TELL_IMAGES, ReplayLine, read_replay_file
 from k3hal.errors import DrainingError, QueueFullError, RequestError
 from k3hal.tokenizer import Tokenizer
 
@@ -66,7 +66,9 @@ class ReplayEngine:
         max_model_len: int = DEFAULT_CONTEXT,
         max_num_seqs: int = 256,
         max_queue: int = 1024,
+        takes_images: bool = False,
     ) -> None:
+        """With `takes_images` requests may have some, which change nothing about what is replayed."""
         self._lines = lines
         self._info = EngineInfo(
             max_model_len=max_model_len,
@@ -76,6 +78,7 @@ class ReplayEngine:
             max_num_batched_tokens=max_model_len,
             max_queue=max_queue,
             device="replay",
+            takes_images=takes_images,
         )
         self._lock = threading.Condition()
         self._waiting: deque[_Running] = deque()
@@ -95,7 +98,8 @@ class ReplayEngine:
     @classmethod
     def from_file(cls, path: str | Path, tokenizer: Tokenizer, **limits: int) -> ReplayEngine:
         """Read `path` (see `replay_file`). Raises `InputError` naming the line that is wrong."""
-        return cls(read_replay_file(path, tokenizer.vocab_size), tokenizer, **limits)
+        file = read_replay_file(path, tokenizer.vocab_size)
+        return cls(file.lines, tokenizer, **limits, takes_images=file.takes_images)
 
     @property
     def info(self) -> EngineInfo:
@@ -107,6 +111,8 @@ class ReplayEngine:
 
     def submit(self, request: EngineRequest) -> None:
         length, context = len(request.prompt_token_ids), self._info.max_model_len
+        if request.images and not self._info.takes_images:
+            raise RequestError("the replay takes text only", hint=TELL_IMAGES, param="messages")
         if length == 0:
             raise RequestError("the prompt is empty", param="prompt")
         if length >= context:

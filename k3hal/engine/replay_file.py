@@ -1,4 +1,7 @@
-"""The file of a replay engine: one JSON object a line, `{"ids": […], "per_step": 1, "step_ms": 0}`."""
+"""The file of a replay engine: one JSON object a line, `{"ids": […], "per_step": 1, "step_ms": 0}`.
+
+A first line `{"takes_images": true}` says what the engine that is replayed takes, and is no answer.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,19 @@ class ReplayLine:
     step_s: float = 0.0
 
 
-def read_replay_file(path: str | Path, vocab_size: int) -> list[ReplayLine]:
-    """All lines of the file. Raises `InputError` naming the line, the field and what was expected."""
+@dataclass(frozen=True, slots=True)
+class ReplayFile:
+    """The answers of a file, and whether requests for them may have images."""
+
+    lines: list[ReplayLine]
+    takes_images: bool = False
+
+
+TELL_IMAGES = 'a first line {"takes_images": true} in its file changes that'
+
+
+def read_replay_file(path: str | Path, vocab_size: int) -> ReplayFile:
+    """The whole file. Raises `InputError` naming the line, the field and what was expected."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
@@ -29,16 +43,36 @@ def read_replay_file(path: str | Path, vocab_size: int) -> list[ReplayLine]:
     except UnicodeDecodeError as error:
         raise InputError(f"the replay file {path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
     lines = text.removesuffix("\n").split("\n") if text else []
-    if not lines:
-        raise InputError(f"the replay file {path} is empty", hint='a line is {"ids": [1, 2, 3]}')
-    return [_read_line(line, f"{path} line {number}", vocab_size) for number, line in enumerate(lines, start=1)]
+    answers: list[ReplayLine] = []
+    takes_images = False
+    for number, line in enumerate(lines, start=1):
+        where = f"{path} line {number}"
+        value = _read_json(line, where)
+        if number == 1 and isinstance(value, dict) and "takes_images" in value:
+            takes_images = _read_head(value, where)
+        else:
+            answers.append(_read_line(value, where, vocab_size))
+    if not answers:
+        lack = "has no answer" if lines else "is empty"
+        raise InputError(f"the replay file {path} {lack}", hint='a line is {"ids": [1, 2, 3]}')
+    return ReplayFile(answers, takes_images)
 
 
-def _read_line(line: str, where: str, vocab_size: int) -> ReplayLine:
+def _read_json(line: str, where: str) -> Any:
     try:
-        value = json.loads(line)
+        return json.loads(line)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: not JSON: {error}") from None
+
+
+def _read_head(value: dict[str, Any], where: str) -> bool:
+    """What the first line says about the engine."""
+    if set(value) != {"takes_images"} or not isinstance(value["takes_images"], bool):
+        raise InputError(f'{where}: a line that says takes_images must be {{"takes_images": true}} and nothing else')
+    return value["takes_images"]
+
+
+def _read_line(value: Any, where: str, vocab_size: int) -> ReplayLine:
     if not isinstance(value, dict) or "ids" not in value:
         raise InputError(f'{where}: expected an object with "ids"')
     unknown = sorted(set(value) - {"ids", "per_step", "step_ms"})

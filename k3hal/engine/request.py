@@ -93,6 +93,8 @@ class Request:
     ) -> Request:
         """Check a request and give it its place (`sequence`, growing). Raises `RequestError`."""
         ids = check_token_ids(request.prompt_token_ids, vocab_size, max_model_len)
+        if request.images:
+            raise RequestError("the served model takes text only", param="messages")
         params = request.params
         foreign = [t for t in (*params.stop_token_ids, *(params.logit_bias or ())) if not 0 <= t < vocab_size]
         if foreign:

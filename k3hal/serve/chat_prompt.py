@@ -9,7 +9,7 @@ from typing import Any, Literal
 from k3hal.errors import RequestError
 from k3hal.serve import notes
 from k3hal.serve.history import Message, prefill_text, read_messages, render_messages, render_prefill
-from k3hal.serve.images import Image, Images, Media, NoMedia
+from k3hal.serve.media.images import Image, Images, Media, NoMedia
 from k3hal.serve.response_format import ResponseFormat, read_format
 from k3hal.serve.thinking import Thinking, ThinkingDefaults, read_thinking
 from k3hal.serve.tool_checks import ToolSetup, read_tools
@@ -52,14 +52,14 @@ class ChatPrompt:
 
 
 def render_chat(
-    body: Mapping[str, Any], defaults: ThinkingDefaults | None = None, *, images: bool = False
+    body: Mapping[str, Any], defaults: ThinkingDefaults | None = None, *, images: Images | None = None
 ) -> ChatPrompt:
-    """Render the body of a chat completion request; without `images` a request that holds one is refused.
+    """Render the body of a chat completion request; its images go to `images`, without which they are refused.
 
     Raises `RequestError` naming the field that is wrong.
     """
     try:
-        return _render(body, defaults or ThinkingDefaults(), Images() if images else NoMedia())
+        return _render(body, defaults or ThinkingDefaults(), images or NoMedia())
     except RecursionError:
         raise RequestError("the request is nested too deep to render") from None
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from k3hal.errors import RequestError
 from k3hal.serve import notes
-from k3hal.serve.images import Media, NoMedia
+from k3hal.serve.media.images import Media, NoMedia
 from k3hal.serve.tool_arguments import render_arguments
 from k3hal.serve.xtml import Attributes, Segment, close_tag, element, message, open_tag
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from k3hal.serve.keys import Limits
+from k3hal.serve.media.rules import Domain, MediaRules
 from k3hal.serve.state import ServerConfig, WarmUp
 from k3hal.settings import Settings
 
@@ -55,8 +56,12 @@ class ServeSettings(Settings):
     log_prompts: bool = False
     otlp_traces_endpoint: str | None = None
     page: Literal["on", "off"] = "on"
+    allowed_media_domain: list[str] | None = None
+    max_images: PositiveInt = 64
+    max_media_bytes: PositiveInt = 20 * 1024 * 1024
+    media_timeout: PositiveFloat = 10.0
 
-    @field_validator("api_key", "served_model_name", "cors_origin", mode="before")
+    @field_validator("api_key", "served_model_name", "cors_origin", "allowed_media_domain", mode="before")
     @classmethod
     def _one_or_more(cls, value: Any) -> Any:
         """A single string in a file stands for a list of one; an empty key would let everybody in."""
@@ -64,6 +69,13 @@ class ServeSettings(Settings):
         if isinstance(values, list | tuple) and not all(values):
             raise ValueError("must not be empty")
         return values or None
+
+    @field_validator("allowed_media_domain")
+    @classmethod
+    def _domains(cls, value: list[str] | None) -> list[str] | None:
+        for entry in value or ():
+            Domain.parse(entry)
+        return value
 
     @field_validator("metrics_compat", "page", mode="before")
     @classmethod
@@ -92,6 +104,13 @@ class ServeSettings(Settings):
             refuse_unknown_fields=self.unknown_fields == "refuse",
             keep_alive=self.stream_ping,
             warm_up=self._warm_up(device),
+            media=MediaRules(
+                tuple(map(Domain.parse, self.allowed_media_domain or ())),
+                max_bytes=self.max_media_bytes,
+                max_images=self.max_images,
+                max_total_bytes=max(self.max_media_bytes, self.max_body_bytes),
+                timeout=self.media_timeout,
+            ),
             page=self.page == "on",
             plan=plan,
             **{field: getattr(self, field) for field in same},

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from k3hal.engine.interface import Constraint, Engine, EngineRequest, PrefixContext
+from k3hal.engine.interface import Constraint, Engine, EngineImage, EngineRequest, PrefixContext
 from k3hal.errors import DrainingError
 from k3hal.sampling_params import SamplingParams
 from k3hal.serve.grammar.compiler import Constraints
 from k3hal.serve.http_errors import HttpError
 from k3hal.serve.keys import KeyRing, Limits
+from k3hal.serve.media.fetch import MediaFetcher
+from k3hal.serve.media.rules import MediaRules
 from k3hal.serve.metrics import Metrics
 from k3hal.serve.responses.store import ResponseStore
 from k3hal.serve.router import Generation, Router
@@ -57,6 +59,8 @@ class ServerConfig:
     log_prompts: bool = False
     max_stored_responses: int = 256
     max_stored_bytes: int = 256 * 1024 * 1024
+    media: MediaRules = field(default_factory=MediaRules)
+    """The bounds of images, where the engine takes some."""
     page: bool = True
     """Whether the page at `/` is served."""
     plan: Mapping[str, Any] | None = None
@@ -75,6 +79,7 @@ class ServerState:
         self.constraints = Constraints(tokenizer, engine.info.vocab_size)
         self.metrics = Metrics(engine, config.model_names[0], compat=config.metrics_compat)
         self.responses = ResponseStore(config.max_stored_responses, config.max_stored_bytes)
+        self.media = MediaFetcher(config.media)
         self.created = int(time.time())
         self.leaving = False
         self.draining = False
@@ -129,10 +134,12 @@ class ServerState:
         priority: int | None,
         cache_salt: str | None = None,
         constraint: Constraint | None = None,
+        images: tuple[EngineImage, ...] = (),
     ) -> Generation:
         """Queue `params.n` sequences per prompt, numbered prompt by prompt.
 
-        Only requests of the same `cache_salt` share cached prefixes. A `constraint` holds for every sequence.
+        Only requests of the same `cache_salt` share cached prefixes. A `constraint` holds for every sequence, and
+        `images` are in every prompt.
         """
         if self.draining:
             raise DrainingError("the server is shutting down")
@@ -144,17 +151,19 @@ class ServerState:
                 priority=priority or 0,
                 context=context,
                 constraint=constraint,
+                images=images,
             )
             for p, prompt in enumerate(prompts)
-            for context in [self._context(prompt, cache_salt)]
+            for context in [self._context(prompt, cache_salt, images)]
             for i in range(params.n)
         ]
         return self.router.submit(requests)
 
-    def _context(self, prompt: Sequence[int], cache_salt: str | None) -> PrefixContext:
+    def _context(self, prompt: Sequence[int], cache_salt: str | None, images: Sequence[EngineImage]) -> PrefixContext:
         """Whom a prompt shares prefixes with, and the ends of its messages, where others may part from it."""
+        media = tuple((image.position, image.digest) for image in images)
         ends = [i + 1 for i, token in enumerate(prompt) if token == self._end_of_message]
-        return PrefixContext(salt=cache_salt or "", boundaries=tuple(ends))
+        return PrefixContext(salt=cache_salt or "", media=media, boundaries=tuple(ends))
 
 
 def new_id(prefix: str, asked: str | None = None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,11 +14,13 @@ from k3hal.serve.chat_prompt import ChatPrompt, render_chat
 from k3hal.serve.fields import own_name
 from k3hal.serve.generate import Run
 from k3hal.serve.kimi_strict import check_hosted, fixed_sampling
+from k3hal.serve.media.images import Images, placed
 from k3hal.serve.reading import beside
 from k3hal.serve.request_info import RequestInfo
 from k3hal.serve.requests import ChatRequest, check_prompt
 from k3hal.serve.state import ServerState, new_id
 from k3hal.serve.thinking import read_thinking
+from k3hal.tokenizer import MEDIA_PAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,8 @@ async def begin_turn(
         info.prompt = prompt.text()
     constraint = await state.constraints.of(prompt)
     answer_id = new_id(kind, asked.request_id)
-    generation = state.submit(answer_id, [ids], params, asked.priority, asked.cache_salt, constraint)
+    images = placed(prompt.images, ids, state.tokenizer.special(MEDIA_PAD))
+    generation = state.submit(answer_id, [ids], params, asked.priority, asked.cache_salt, constraint, images)
     reasoning = asked.include_reasoning is not False
     blamed = own_name(names or {}, prompt.constrained_by)
     choices = [
@@ -68,13 +72,22 @@ async def begin_turn(
 
 
 async def render_ids(state: ServerState, body: Mapping[str, Any], info: RequestInfo) -> tuple[ChatPrompt, list[int]]:
-    """The prompt of a chat and its token ids."""
+    """The prompt of a chat and its token ids.
 
-    def work() -> tuple[ChatPrompt, list[int]]:
-        prompt = render_chat(body, state.config.thinking)
+    Only a request that is right in all else makes the server fetch images, and only for an engine that takes some.
+    """
+
+    def work(images: Images | None) -> tuple[ChatPrompt, list[int]]:
+        prompt = render_chat(body, state.config.thinking, images=images)
         return prompt, prompt.ids(state.tokenizer)
 
-    return await beside(info, work)
+    if not state.engine.info.takes_images:
+        return await beside(info, work, None)
+    images = Images(state.config.media)
+    rendered = await asyncio.to_thread(work, images)  # few bytes of an image may become many tokens
+    if not images.missing:
+        return rendered
+    return await asyncio.to_thread(work, Images(state.config.media, await state.media.fetch(images.missing)))
 
 
 def _params(state: ServerState, asked: ChatRequest, body: Mapping[str, Any]) -> SamplingParams:

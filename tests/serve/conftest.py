@@ -64,7 +64,7 @@ def _serving(
             assert not thread.is_alive()
 
 
-def _running(lines: Sequence[ReplayLine], engine_limits: dict[str, int] | None = None, **options):
+def _running(lines: Sequence[ReplayLine], engine_limits: dict[str, Any] | None = None, **options):
     return _serving(ReplayEngine(lines, TOKENIZER, **(engine_limits or {})), TOKENIZER, **options)
 
 

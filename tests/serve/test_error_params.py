@@ -18,7 +18,7 @@ CHAT, TEXT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v
 LONG = "x " * 600
 SCHEMA = {"type": "no"}
 WRONG = {"type": "json_schema", "name": "s", "schema": SCHEMA}
-IMAGE = {"type": "image", "source": {"data": "", "media_type": "image/png"}}
+IMAGE = {"type": "image", "source": {"type": "base64", "data": "", "media_type": "image/png"}}
 
 
 @pytest.fixture(scope="module")

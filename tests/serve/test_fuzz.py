@@ -9,6 +9,7 @@ import pytest
 
 from k3hal.errors import RequestError
 from k3hal.serve.chat_prompt import render_chat
+from k3hal.serve.media.images import Images
 from k3hal.serve.parser import CallArguments, CallEnd, CallStart, Content, Event, OutputParser, Reasoning
 
 from .markup import TOKENIZER, ids_of
@@ -109,7 +110,7 @@ def test_any_request_is_rendered_or_refused_and_forges_nothing(count: int) -> No
     for _ in range(count):
         body = random_body(dice)
         try:
-            prompt = render_chat(body, images=True)
+            prompt = render_chat(body, images=Images())
             ids = prompt.ids(TOKENIZER)
         except RequestError:
             continue

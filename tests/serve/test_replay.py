@@ -1,12 +1,13 @@
 """The replay engine keeps the engine's contract, and its file's mistakes are named."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 
-from k3hal.engine.interface import EngineRequest
+from k3hal.engine.interface import EngineImage, EngineRequest
 from k3hal.engine.replay import ReplayEngine
-from k3hal.engine.replay_file import ReplayLine, read_replay_file
+from k3hal.engine.replay_file import ReplayFile, ReplayLine, read_replay_file
 from k3hal.errors import DrainingError, InputError, QueueFullError, RequestError
 from k3hal.model.synthetic_vocab import synthetic_ranks
 from k3hal.sampling_params import SamplingParams
@@ -145,7 +146,24 @@ def test_close_lets_running_requests_finish_in_time(start):
 def test_a_good_file(tmp_path):
     file = tmp_path / "lines.jsonl"
     file.write_text('{"ids": [1, 2], "per_step": 2, "step_ms": 2.5}\n{"ids": []}\n')
-    assert read_replay_file(file, 625) == [ReplayLine((1, 2), 2, 0.0025), ReplayLine(())]
+    assert read_replay_file(file, 625) == ReplayFile([ReplayLine((1, 2), 2, 0.0025), ReplayLine(())])
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_a_first_line_says_whether_the_engine_takes_images(tmp_path, takes):
+    file = tmp_path / "lines.jsonl"
+    file.write_text(f'{{"takes_images": {str(takes).lower()}}}\n{{"ids": [3]}}\n')
+    assert read_replay_file(file, 625) == ReplayFile([ReplayLine((3,))], takes)
+    assert ReplayEngine.from_file(file, TOKENIZER).info.takes_images is takes
+
+
+def test_an_engine_that_takes_text_refuses_an_image(start):
+    image = EngineImage(b"", b"", "image/png", 1, 1, position=1, tokens=1)
+    with pytest.raises(RequestError, match="text only"):
+        start([ReplayLine((1,))])[0].submit(replace(request("a"), images=(image,)))
+    engine, collector = start([ReplayLine((1,))], takes_images=True)
+    engine.submit(replace(request("a"), images=(image,)))
+    assert collector.wait("a")[0] == [1]
 
 
 @pytest.mark.parametrize(
@@ -167,6 +185,10 @@ def test_a_good_file(tmp_path):
         ('{"ids": [1], "step_ms": NaN}', "line 1: step_ms"),
         ('{"ids": [1], "step_ms": "1"}', "line 1: step_ms"),
         ('{"ids": [1], "speed": 1}', "line 1: unknown field 'speed'"),
+        ('{"takes_images": true}', "has no answer"),
+        ('{"takes_images": 1}', "line 1: a line that says takes_images"),
+        ('{"takes_images": true, "ids": [1]}', "line 1: a line that says takes_images"),
+        ('{"ids": [1]}\n{"takes_images": true}', 'line 2: expected an object with "ids"'),
     ],
 )
 def test_malformed_files_name_the_line(tmp_path, content, message):

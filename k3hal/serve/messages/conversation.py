@@ -72,7 +72,8 @@ class Conversation:
 
     def _said(self, role: str, parts: list[dict[str, Any]], places: Sequence[str], where: str) -> None:
         name = self._add({"role": role, "content": parts}, where)
-        self.names |= {f"{name}.content[{i}]": place for i, place in enumerate(places)}
+        for i, place in enumerate(places):
+            self._place(f"{name}.content[{i}]", place)
 
     def _result(self, block: Block, where: str) -> None:
         content = block.get("content")
@@ -80,6 +81,12 @@ class Conversation:
         result = [_part(part, f"{where}.content[{k}]") for k, part in enumerate(inner)]
         name = self._add({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result}, where)
         self.names[f"{name}.tool_call_id"] = f"{where}.tool_use_id"
+        for k in range(len(result)):
+            self._place(f"{name}.content[{k}]", f"{where}.content[{k}]")
+
+    def _place(self, part: str, block: str) -> None:
+        """Note that `part` comes from `block`, whose images have another name."""
+        self.names |= {part: block, f"{part}.image_url": f"{block}.source"}
 
     def _assistant(self, blocks: Sequence[Block], where: str) -> None:
         """Messages of the assistant in a row are one turn."""
@@ -123,9 +130,20 @@ def _part(block: object, where: str) -> dict[str, Any]:
         return {"type": "text", "text": block["text"]}
     source = block.get("source") if isinstance(block, Mapping) else None
     if kind == "image" and isinstance(source, Mapping):
-        url = source.get("url") or f"data:{source.get('media_type')};base64,{source.get('data')}"
-        return {"type": "image_url", "image_url": {"url": url}}
+        return {"type": "image_url", "image_url": {"url": _image_url(source, f"{where}.source")}}
     raise RequestError(f"{where} is a block of type {kind!r:.100}, which is not supported here", param=where)
+
+
+def _image_url(source: Mapping[str, Any], where: str) -> str:
+    """The URL of an image, or the image itself as one."""
+    kind = source.get("type")
+    names = {"url": ("url",), "base64": ("media_type", "data")}.get(kind) if isinstance(kind, str) else None
+    if names is None:
+        raise RequestError(f"{where}.type must be base64 or url, got {kind!r:.100}", param=f"{where}.type")
+    for name in names:
+        if not isinstance(source.get(name), str):
+            raise RequestError(f"{where}.{name} must be a text", param=f"{where}.{name}")
+    return source["url"] if kind == "url" else f"data:{source['media_type']};base64,{source['data']}"
 
 
 def _text(block: object, where: str, whose: str) -> str:
