@@ -43,13 +43,29 @@ def build_batch(
         decode = DecodeBatch(slots[:decodes], page_table[:decodes], seq_lens[:decodes])
     if plan.num_verifies:
         bounds = cu_seqlens[decodes : verifies.stop + 1] - decodes
-        verify = VerifyBatch(slots[verifies], page_table[verifies], bounds, context_lens[verifies])
+        verify = _verify_batch(plan, slots[verifies], page_table[verifies], bounds, context_lens[verifies])
     if verifies.stop < plan.num_seqs:
         rest = slice(verifies.stop, None)
         context, bounds = context_lens[rest], cu_seqlens[rest]
         prefill = PrefillBatch(slots[rest], page_table[rest], bounds - bounds[0], context, context > 0)
     logit_rows = np.arange(plan.num_tokens) if all_logits else _sampled_rows(plan)
     return StepBatch(token_ids, kv_rows, _to_device(logit_rows, device), decode, prefill, verify)
+
+
+def _verify_batch(plan: StepPlan, slots: Tensor, page_table: Tensor, bounds: Tensor, context: Tensor) -> VerifyBatch:
+    """The sequences that verify drafts, also row by row and all of one width."""
+    counts = plan.new_lens[plan.verifies].astype(np.int64)
+    width, first = int(counts.max()), np.cumsum(counts) - counts
+    padded = first[:, None] + np.minimum(np.arange(width), counts[:, None] - 1)
+    owner = np.repeat(np.arange(counts.size), counts)
+    place = np.arange(owner.size) - first[owner]
+    lens = (plan.context_lens[plan.verifies][owner] + place + 1).astype(np.int32)
+    device = slots.device
+    rows, packed = _to_device(owner, device), _to_device(owner * width + place, device)
+    row_tables, row_lens = page_table[rows], _to_device(lens, device)
+    return VerifyBatch(
+        slots, page_table, bounds, context, row_tables, row_lens, width, _to_device(padded.reshape(-1), device), packed
+    )
 
 
 def _sampled_rows(plan: StepPlan) -> np.ndarray:

@@ -135,6 +135,7 @@ def assemble_core(
         max_num_seqs=info.max_num_seqs,
         max_num_batched_tokens=info.max_num_batched_tokens,
         max_queue=info.max_queue,
+        drafter=options.drafter(),
     )
     return EngineCore(scheduler, runner, info, defaults, options.async_depth)
 
@@ -177,7 +178,8 @@ def _plan(
     kv_dtype: torch.dtype,
 ) -> DispatchPlan:
     """The dispatch plan: a saved one pinned, or made under the policy in force."""
-    requests = model_requests(config, _DTYPE_NAMES[dtype], _DTYPE_NAMES[kv_dtype])
+    drafts = options.draft is not None
+    requests = model_requests(config, _DTYPE_NAMES[dtype], _DTYPE_NAMES[kv_dtype], drafts=drafts)
     if options.plan is not None and options.ops:
         raise UsageError("ops and plan both say what runs", hint="give one of them")
     selector = build_selector(options.ops, options.fallback)
@@ -196,12 +198,12 @@ def _memory(
 ) -> MemoryPlan:
     on_cpu = runtime.device.vendor == "cpu"
     config = checkpoint.config
-    tokens = options.batched_tokens(on_cpu=on_cpu)
+    tokens, drafter = options.batched_tokens(on_cpu=on_cpu), options.drafter()
     return plan_memory(
         config,
         layout,
         weights=weight_bytes(checkpoint, dtype),
-        workspace=workspace_bytes(config, dtype.itemsize, tokens, options.num_seqs),
+        workspace=workspace_bytes(config, dtype.itemsize, tokens, options.num_seqs, drafter.count if drafter else 0),
         free=runtime.memory().free,
         budget=None if options.memory_budget is None else int(options.memory_budget * GB),
         on_cpu=on_cpu,

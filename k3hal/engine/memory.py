@@ -51,18 +51,24 @@ class MemoryPlan:
         )
 
 
-def workspace_bytes(config: ModelConfig, itemsize: int, num_tokens: int, num_seqs: int) -> Workspace:
+def workspace_bytes(config: ModelConfig, itemsize: int, num_tokens: int, num_seqs: int, drafts: int = 0) -> Workspace:
     """What a step of `num_tokens` tokens and `num_seqs` sampled rows needs beside weights and cache: an upper estimate.
 
     Per token: the residual stream with its stored blocks, the widest attention layer's projections twice over, the
-    experts' inputs and outputs. Per sampled row: the logits and what sorting them takes.
+    experts' inputs and outputs. Per sampled row: the logits and what sorting them takes. With up to `drafts` drafts for
+    each of those sequences, per draft: its logits, and what each KDA layer records of it until it is known to be kept.
     """
     blocks = 2 if not config.attn_res_block_size else 2 + 2 * config.num_layers // config.attn_res_block_size
     kda = 5 * config.kda_heads * config.kda_head_dim * 4 // itemsize + 4 * config.kda_heads * config.kda_head_dim
     mla = 2 * config.num_heads * (config.qk_head_dim + config.qk_nope_head_dim + 2 * config.v_head_dim)
     experts = config.top_k * (3 * config.moe_intermediate_size + 2 * config.expert_width)
     widths = (blocks + 6) * config.hidden_size + max(kda, mla, experts, 3 * config.intermediate_size)
-    return Workspace(num_tokens, num_tokens * widths * itemsize, num_seqs, num_seqs * config.vocab_size * 32)
+    records = (
+        sum(map(config.is_kda, range(config.num_layers))) * config.kda_heads * config.kda_head_dim * (4 + 5 * itemsize)
+    )
+    of_drafts = num_seqs * (drafts + 1) * (records + 4 * config.vocab_size) if drafts else 0
+    rows = num_seqs * config.vocab_size * 32 + of_drafts
+    return Workspace(num_tokens, num_tokens * widths * itemsize, num_seqs, rows)
 
 
 def plan_memory(

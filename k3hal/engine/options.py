@@ -12,6 +12,7 @@ from k3hal.dispatch.select import FallbackPolicy
 from k3hal.dispatch.words import nearest
 from k3hal.engine.cache.policies import make_policy
 from k3hal.engine.cache.policy import RetentionPolicy
+from k3hal.engine.ngram import NgramDrafter, parse_drafter
 from k3hal.errors import UsageError
 
 DType = Literal["auto", "float32", "bfloat16"]
@@ -43,7 +44,8 @@ class EngineOptions:
     `prefix_host_cache_gb` GB of host memory that keep what device memory gives up, `prefix_disk_cache` a folder that
     keeps it longer than the process lives, in at most `prefix_disk_cache_gb` GB; `prefix_mooncake` the configuration
     file of a Mooncake store that keeps it instead, for other engines too; `async_depth` steps are planned at once, so
-    that planning takes no time between steps (1 plans each when the one before has been answered).
+    that planning takes no time between steps (1 plans each when the one before has been answered); `draft` who guesses
+    tokens that a step then verifies (`ngram:N`: up to N of them, what followed when the last tokens came before).
     """
 
     device: str = "auto"
@@ -67,6 +69,7 @@ class EngineOptions:
     prefix_disk_cache_gb: float | None = None
     prefix_mooncake: str | Path | None = None
     async_depth: int = 1
+    draft: str | None = None
 
     @classmethod
     def of(cls, **options: Any) -> EngineOptions:
@@ -89,6 +92,7 @@ class EngineOptions:
             ("tokenizer", str | Path | None, "a folder's path"),
             ("prefix_disk_cache", str | Path | None, "a folder's path"),
             ("prefix_mooncake", str | Path | None, "a file's path"),
+            ("draft", str | None, "a drafter's name"),
         ):
             value = getattr(self, name)
             # An empty path would be the working directory, and no path holds a NUL.
@@ -114,6 +118,12 @@ class EngineOptions:
                 f"mla_latent_norm_eps is {self.mla_latent_norm_eps!r}", hint="it is a small positive number"
             )
         self.policy()
+        if self.drafter() and self.async_depth > 1:
+            raise UsageError(
+                f"draft {self.draft!r} and async_depth {self.async_depth} are both given: a draft follows a token that "
+                "is known, and a step planned ahead does not wait for it",
+                hint="leave one of them away",
+            )
         self._check_tier()
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.num_seqs:
             raise UsageError(
@@ -140,6 +150,10 @@ class EngineOptions:
                 hint="use prefix_cache_policy interval",
             )
         return make_policy(name if interval is None else f"{name}:{interval}")
+
+    def drafter(self) -> NgramDrafter | None:
+        """Who guesses tokens. Raises `UsageError`."""
+        return None if self.draft is None else parse_drafter(self.draft)
 
     def batched_tokens(self, *, on_cpu: bool) -> int:
         """Tokens of a step: few on a CPU, where a step of many would hold up every decoding sequence for seconds."""

@@ -30,6 +30,7 @@ class ServeSettings(Settings):
     prefix_disk_cache: str | None = None
     prefix_disk_cache_gb: PositiveFloat | None = None
     prefix_mooncake: str | None = None
+    draft: str | None = None
     metrics_compat: Literal["on", "off"] = "on"
     drain_delay: NonNegativeFloat = 0.0
     drain_timeout: NonNegativeFloat = 30.0
@@ -105,4 +106,4 @@ class ServeSettings(Settings):
 
     def engine_options(self) -> dict[str, Any]:
         own = [name for name in ServeSettings.model_fields if name.startswith("prefix_")]
-        return super().engine_options() | {name: getattr(self, name) for name in ("max_queue", *own)}
+        return super().engine_options() | {name: getattr(self, name) for name in ("max_queue", "draft", *own)}
