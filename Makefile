@@ -37,4 +37,5 @@ test: check
 	$(TEST_ENV) $(VENV)/bin/python -m pytest -m "not nightly and not device" -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 nightly: $(STAMP)
+	EXTRAS=dev,browser ci/setup $(VENV)
 	ci/nightly $(VENV)/bin

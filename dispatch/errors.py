@@ -90,6 +90,12 @@ class EngineDeadError(K3HALError):
     code = "engine_dead"
 
 
+class DeviceLostError(EngineDeadError):
+    """A device no longer works for this process; nothing it holds can be used any more."""
+
+    code = "device_lost"
+
+
 class DispatchError(UnsupportedError):
     """No provider may run an operator under the policy in force."""
 

@@ -94,6 +94,14 @@ def observers() -> tuple[Observer, ...]:
     return tuple(_observers)
 
 
+def must_see_every_call() -> bool:
+    """Whether an observer in force has to see each call as it is made, so that none may be part of a captured graph.
+
+    One with a true `on_request` has not: it looks at calls that it makes happen itself.
+    """
+    return any(not getattr(observer, "on_request", False) for observer in _observers)
+
+
 def step_observers() -> tuple[StepObserver, ...]:
     """Those in force now that want to know of steps."""
     return tuple(observer for observer in _observers if isinstance(observer, StepObserver))

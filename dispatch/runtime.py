@@ -18,10 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MemoryFigures:
-    """Bytes of device memory: what this process may use at most, and what is free now."""
+    """Bytes of device memory: what this process may use at most, and what is free now.
+
+    `held` is what this process's tensors take of it, with what is kept for the next ones, and `peak` the most they took
+    since `reset_peak`; None where nobody counts.
+    """
 
     total: int
     free: int
+    held: int | None = None
+    peak: int | None = None
 
 
 class Event(Protocol):
@@ -74,9 +80,22 @@ class DeviceRuntime(Protocol):
 
     device: DeviceDescription
     supports_graphs: bool
+    asynchronous: bool
+    """Whether the host goes on while the device works, and has to wait (`Event`) for what it reads."""
 
     def memory(self) -> MemoryFigures:
         """Present memory figures."""
+        ...
+
+    def reset_peak(self) -> None:
+        """Give back what no tensor uses, and count `peak` anew. Nothing where nobody counts."""
+        ...
+
+    def limit(self, num_bytes: int) -> None:
+        """Let this process's tensors hold at most `num_bytes` from now on: beyond it torch raises `OutOfMemoryError`.
+
+        Nothing where nobody counts.
+        """
         ...
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
@@ -99,8 +118,16 @@ class DeviceRuntime(Protocol):
         """Wait in the host for all streams."""
         ...
 
-    def capture(self, work: Callable[[], None]) -> Graph:
-        """Capture `work`, which must have run once before. `UnsupportedError` where `supports_graphs` is False."""
+    def graph_pool(self) -> Any:
+        """Memory for graphs that never run at the same time; it lasts as long as one of them."""
+        ...
+
+    def capture(self, work: Callable[[], None], pool: Any = None) -> Graph:
+        """Capture `work`, which must have run once before. `UnsupportedError` where `supports_graphs` is False.
+
+        Graphs of one `pool` use the same memory: what a replay leaves in tensors that `work` made holds until another
+        of them is replayed. Other threads may use the device meanwhile.
+        """
         ...
 
     def new_group(self, ranks: Sequence[int]) -> Any:

@@ -63,6 +63,12 @@ class Decision:
         """Whether any part of this runs the reference."""
         return self.provider == REFERENCE or any(part.reference for part in self.parts.values())
 
+    @property
+    def graph_safe(self) -> bool:
+        """Whether all that runs may be captured in a device graph. References make no such promise."""
+        own = bool(self.parts) if self.chosen is None else self.chosen.graph_safe
+        return own and all(part.graph_safe for part in self.parts.values())
+
     def function(self, around: Around | None = None) -> Callable[..., Any]:
         """The callable to bind: the provider's own function or its tactic's, the reference, or a composition of parts.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from dataclasses import replace
 from importlib.resources import as_file, files
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
     from k3hal.model.checkpoint import Checkpoint
     from k3hal.model.config import ModelConfig
     from k3hal.model.generated import GeneratedModel
-
-logger = logging.getLogger(__name__)
 
 DEFAULT_PRESET = "nano"
 DEFAULT_SEED = 0
@@ -89,8 +86,6 @@ def open_model(source: Path | GeneratedModel, *, mla_latent_norm_eps: float = 1e
         from k3hal.model.checkpoint import Checkpoint
 
         return Checkpoint.open(source, mla_latent_norm_eps=mla_latent_norm_eps)
-    if source.notice:
-        logger.warning("%s: %s", source.name, source.notice)
     return replace(source, config=replace(source.config, latent_norm_eps=mla_latent_norm_eps))
 
 
@@ -118,9 +113,9 @@ def _random(model: str, name: str) -> GeneratedModel:
     from k3hal.model.presets import PRESETS, kimi_linear_48b, preset_config
 
     if name == "kimi-linear-48b":
-        return GeneratedModel.of(model, ModelConfig.from_json(kimi_linear_48b()), notice="random weights")
+        return GeneratedModel.of(model, ModelConfig.from_json(kimi_linear_48b()))
     if name in PRESETS:
-        return GeneratedModel.of(model, ModelConfig.from_json(preset_config(name)), notice="random weights")
+        return GeneratedModel.of(model, ModelConfig.from_json(preset_config(name)))
     names = ", ".join(f"random:{known}" for known in ("kimi-linear-48b", *PRESETS))
     raise UsageError(f"model {model!r} is unknown", hint=f"random weights of: {names}")
 

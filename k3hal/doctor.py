@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import sys
+from collections.abc import Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from k3hal import __version__
 from k3hal.checkpoints import DEFAULT_PRESET
 from k3hal.dispatch.cache_dir import cache_dir, using_cache
 from k3hal.dispatch.host import cpu_arch, cpu_features, cpu_name, host_memory
-from k3hal.errors import InputError, K3HALError
+from k3hal.errors import CapacityError, InputError, K3HALError, UnsupportedError
 
 if TYPE_CHECKING:
     from k3hal.dispatch.device import DeviceDescription
@@ -25,10 +26,11 @@ _REQUIRED += ("orjson", "prometheus-client", "pyyaml", "psutil")
 _OPTIONAL = ("triton", "torch-npu", "transformers", "vllm")
 
 
-def examine() -> dict[str, Any]:
-    """The report for `--json`.
+def examine(model: str | None = None, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The report for `--json`; of a `model`, also how an engine with `options` would divide the memory.
 
     What is broken is reported, not raised: each line of `problems` is something without which K3HAL does not run.
+    Raises `UsageError`, `ConfigError` or `CheckpointError` for a model or options that are none.
     """
     problems = [f"package {name} is not installed" for name in _REQUIRED if _version(name) is None]
     torch = _torch(problems)
@@ -41,6 +43,7 @@ def examine() -> dict[str, Any]:
         "torch": torch,
         "devices": [_facts(device) for device in devices],
         "would_run": _would_run(devices[0], problems) if devices else None,
+        "memory": _memory(model, options or {}, problems) if torch and model is not None else None,
         "cache": _cache(problems),
         "problems": problems,
     }
@@ -121,6 +124,21 @@ def _would_run(device: DeviceDescription, problems: list[str]) -> dict[str, Any]
         problems.append(str(error))
         return None
     return {"model": DEFAULT_PRESET, "device": device.id, "dtype": dtype, "operators": providers}
+
+
+def _memory(model: str, options: Mapping[str, Any], problems: list[str]) -> dict[str, Any] | None:
+    """A `MemoryPlan.report`, in which `known` is `computed`, or `allowance` for what only a run finds out."""
+    from k3hal.checkpoints import resolve_model
+    from k3hal.engine.build import estimate_memory
+    from k3hal.engine.options import EngineOptions
+
+    source = resolve_model(model)
+    try:
+        device, plan = estimate_memory(source, EngineOptions.of(**options))
+    except (CapacityError, UnsupportedError) as error:
+        problems.append(str(error))
+        return None
+    return {"model": source.name, "device": device.id, **plan.report()}
 
 
 def _cache(problems: list[str]) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class SamplingParams:
         _check_integer("seed", self.seed, -(2**63), 2**64 - 1)
         for name in ("ignore_eos", "include_stop_str_in_output"):
             if not isinstance(getattr(self, name), bool):
-                raise RequestError(f"{name} must be true or false, got {getattr(self, name)!r}", param=name)
+                raise RequestError(f"{name} must be true or false, got {getattr(self, name)!r:.100}", param=name)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}", param="min_tokens"
@@ -89,7 +89,7 @@ def _check_bias(bias: Any) -> None:
         raise RequestError(f"logit_bias must map token ids to numbers, got {bias!r:.100}", param="logit_bias")
     for token, value in (bias or {}).items():
         if not isinstance(token, int) or isinstance(token, bool) or token < 0:
-            raise RequestError(f"logit_bias keys are token ids, got {token!r}", param="logit_bias")
+            raise RequestError(f"logit_bias keys are token ids, got {token!r:.100}", param="logit_bias")
         _check_range("logit_bias", value, -100.0, 100.0)
 
 
@@ -98,7 +98,7 @@ def _check_integer(name: str, value: Any, low: int, high: int) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError(f"{name} must be an integer, got {value!r}", param=name)
+        raise RequestError(f"{name} must be an integer, got {value!r:.100}", param=name)
     if not low <= value <= high:
         raise RequestError(f"{name} must be in [{low}, {high}], got {value}", param=name)
 
@@ -108,7 +108,7 @@ def _check_range(name: str, value: Any, low: float, high: float, *, open_low: bo
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise RequestError(f"{name} must be a finite number, got {value!r}", param=name)
+        raise RequestError(f"{name} must be a finite number, got {value!r:.100}", param=name)
     if value < low or value > high or (open_low and value <= low):
         bracket = "(" if open_low else "["
         raise RequestError(f"{name} must be in {bracket}{low:g}, {high:g}], got {value:g}", param=name)

@@ -33,6 +33,8 @@ class Settings(BaseModel):
     tokenizer: Path | None = None
     plan: Path | None = None
     """A saved dispatch plan to pin."""
+    graphs: bool | None = None
+    """Decode through captured graphs where the device has them."""
 
     def engine_options(self) -> dict[str, Any]:
         """What `build_engine` takes besides the model: every common setting."""

@@ -33,7 +33,7 @@ class GeneratedModel:
     notice: str
 
     @classmethod
-    def of(cls, name: str, config: ModelConfig, *, seed: int = 0, notice: str = "") -> GeneratedModel:
+    def of(cls, name: str, config: ModelConfig, *, seed: int = 0, notice: str = "random weights") -> GeneratedModel:
         """Special tokens are those of the synthetic vocabulary, which every generated model speaks.
 
         `notice` is a remark for whoever loads it.

@@ -55,13 +55,21 @@ class CpuRuntime:
     """`DeviceRuntime` of the host CPU. Memory figures honour the process's control group."""
 
     supports_graphs = False
+    asynchronous = False
 
     def __init__(self, device: DeviceDescription) -> None:
         self.device = device
         self._stream = CpuStream()
 
     def memory(self) -> MemoryFigures:
+        """Nobody counts: what this process holds is not its tensors alone."""
         return MemoryFigures(*host_memory())
+
+    def reset_peak(self) -> None:
+        return None
+
+    def limit(self, num_bytes: int) -> None:
+        return None
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
         free = self.memory().free
@@ -86,7 +94,10 @@ class CpuRuntime:
     def synchronize(self) -> None:
         return None
 
-    def capture(self, work: Callable[[], None]) -> Any:
+    def graph_pool(self) -> Any:
+        raise UnsupportedError("a CPU captures no graphs", hint="run the work directly")
+
+    def capture(self, work: Callable[[], None], pool: Any = None) -> Any:
         raise UnsupportedError("a CPU captures no graphs", hint="run the work directly")
 
     def new_group(self, ranks: Sequence[int]) -> Any:

@@ -61,6 +61,7 @@ class CudaRuntime:
     """`DeviceRuntime` of one CUDA device. Graphs are captured on a side stream, as CUDA wants it."""
 
     supports_graphs = True
+    asynchronous = True
 
     def __init__(self, device: DeviceDescription) -> None:
         self.device = device
@@ -68,7 +69,18 @@ class CudaRuntime:
 
     def memory(self) -> MemoryFigures:
         free, total = torch.cuda.mem_get_info(self._torch_device)
-        return MemoryFigures(total, free)
+        held = torch.cuda.memory_reserved(self._torch_device)
+        return MemoryFigures(total, free, held, torch.cuda.max_memory_reserved(self._torch_device))
+
+    def reset_peak(self) -> None:
+        with torch.cuda.device(self._torch_device):
+            torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._torch_device)
+
+    def limit(self, num_bytes: int) -> None:
+        """The pools of graphs count too; what the driver and libraries take without torch's allocator does not."""
+        total = torch.cuda.get_device_properties(self._torch_device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(num_bytes / total, 1.0), self._torch_device)
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
         free = self.memory().free
@@ -92,9 +104,14 @@ class CudaRuntime:
     def synchronize(self) -> None:
         torch.cuda.synchronize(self._torch_device)
 
-    def capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def graph_pool(self) -> Any:
+        return torch.cuda.graph_pool_handle()
+
+    def capture(self, work: Callable[[], None], pool: Any = None) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self._torch_device), torch.cuda.graph(graph):
+        # Of this thread alone: another may allocate memory or wait for an event meanwhile.
+        mode = "thread_local"
+        with torch.cuda.device(self._torch_device), torch.cuda.graph(graph, pool=pool, capture_error_mode=mode):
             work()
         return graph
 

@@ -1,4 +1,4 @@
-"""`k3hal bench engine`: decode, prefill and step times of our engine, beside a peer on the same weights."""
+"""`k3hal bench engine`: decode, prefill and step times of our engine on a CPU, beside a peer on the same weights."""
 
 from __future__ import annotations
 
@@ -75,6 +75,7 @@ def bench_engine(settings: EngineBench, say: Callable[[str], None]) -> dict[str,
     say(f"loading {source.name}")
     built = build_engine(
         str(source),
+        device="cpu",
         dtype=settings.dtype,
         ops=settings.ops,
         max_num_seqs=max(*settings.concurrency, DEFAULT_MAX_NUM_SEQS),

@@ -11,6 +11,7 @@ from typing import Any
 from k3hal.bench.cache.tables import cache_tables
 from k3hal.bench.operators import SCHEMA, operator_tables
 from k3hal.bench.serve.tables import serve_tables
+from k3hal.bench.slice_tables import slice_tables
 from k3hal.bench.tables import Table, dispatch_tables, dump_tables, engine_tables
 from k3hal.errors import InputError, UsageError
 
@@ -20,6 +21,7 @@ _TABLES = {
     "k3hal.bench_dump/1": dump_tables,
     "k3hal.bench_cache/1": cache_tables,
     "k3hal.bench_serve/1": serve_tables,
+    "k3hal.bench_slice/1": slice_tables,
     SCHEMA: operator_tables,
 }
 

@@ -10,6 +10,7 @@ import typer
 
 from k3hal.cli.bench_cache import bench_cache
 from k3hal.cli.bench_serve import bench_serve
+from k3hal.cli.bench_slice import bench_slice
 from k3hal.cli.common import DType, Json, Ops, Save
 from k3hal.cli.output import print_json
 from k3hal.errors import UsageError
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 app.command("cache")(bench_cache)
 app.command("serve")(bench_serve)
+app.command("slice")(bench_slice)
 
 
 @app.command("engine")
@@ -41,7 +43,7 @@ def bench_engine(
     save: Save = None,
     as_json: Json = False,
 ) -> int:
-    """Measure decode and prefill of MODEL, beside the floor that the memory bandwidth sets and beside a peer.
+    """Measure decode and prefill of MODEL on the CPU, beside the floor of the memory bandwidth and beside a peer.
 
     Exits with 1, without a ratio, when the peer's greedy outputs are not ours.
     """

@@ -39,6 +39,10 @@ MaxNumSeqs = Annotated[int | None, typer.Option("--max-num-seqs", metavar="N", h
 MaxNumBatchedTokens = Annotated[
     int | None, typer.Option("--max-num-batched-tokens", metavar="N", help="Most tokens in a step.")
 ]
+Graphs = Annotated[
+    bool | None,
+    typer.Option("--graphs/--no-graphs", help="Decode through captured graphs, where the device has them.  [default]"),
+]
 Tokenizer = Annotated[
     Path | None, typer.Option("--tokenizer", metavar="DIR", help="Folder of tiktoken.model; default: the model's.")
 ]

@@ -1,29 +1,75 @@
-"""`k3hal doctor`: this machine, its devices and versions, and what would run."""
+"""`k3hal doctor`: this machine, its devices and versions, what would run, and whether a model fits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
-from k3hal.cli.common import Json
+from k3hal.cli.common import (
+    Device,
+    DType,
+    Json,
+    KvCacheDType,
+    MaxModelLen,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    MemoryBudget,
+    settings_from,
+)
 from k3hal.cli.output import print_json
+from k3hal.errors import UsageError
 
 
-def doctor(as_json: Json = False) -> int:
-    """Show this machine, its devices and versions, and what would run.
+def doctor(
+    ctx: typer.Context,
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="Checkpoint directory whose memory to plan; nothing is loaded."),
+    ] = None,
+    device: Device = None,
+    dtype: DType = None,
+    kv_cache_dtype: KvCacheDType = None,
+    memory_budget: MemoryBudget = None,
+    max_model_len: MaxModelLen = None,
+    max_num_seqs: MaxNumSeqs = None,
+    max_num_batched_tokens: MaxNumBatchedTokens = None,
+    as_json: Json = False,
+) -> int:
+    """Show this machine, its devices and versions, and what would run; of MODEL also how memory would be divided.
 
-    Exits with 1 when something that K3HAL needs is missing or broken.
+    Exits with 1 when something that K3HAL needs is missing or broken, or MODEL does not fit.
     """
     from k3hal.doctor import SCHEMA, examine
+    from k3hal.settings import Settings
 
-    report = examine()
+    options = settings_from(ctx, Settings).engine_options()
+    given = [f"--{name.replace('_', '-')}" for name in _OF_A_MODEL if ctx.params[name] is not None]
+    if model is None and given:
+        raise UsageError(f"{given[0]} is given without a MODEL", hint="name the model whose memory is to be planned")
+    report = examine(model, options)
     if as_json:
         print_json(SCHEMA, report)
     else:
-        typer.echo("\n".join(f"{label:<9} {value}" for label, value in _rows(report)))
+        _print(report)
     return 1 if report["problems"] else 0
+
+
+_OF_A_MODEL = (
+    "device", "dtype", "kv_cache_dtype", "memory_budget", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
+)  # fmt: skip
+
+
+def _print(report: dict[str, Any]) -> None:
+    typer.echo("\n".join(f"{label:<9} {value}" for label, value in _rows(report)))
+    memory = report["memory"]
+    if memory is None:
+        return
+    from k3hal.cli.memory_table import print_memory
+
+    typer.echo()
+    print_memory(f"memory of {memory['model']} on {memory['device']}", memory)
 
 
 def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:

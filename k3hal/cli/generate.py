@@ -53,6 +53,7 @@ def generate(
     max_model_len: common.MaxModelLen = None,
     max_num_seqs: common.MaxNumSeqs = None,
     max_num_batched_tokens: common.MaxNumBatchedTokens = None,
+    graphs: common.Graphs = None,
     tokenizer: common.Tokenizer = None,
     plan: common.Plan = None,
     config: common.Config = None,

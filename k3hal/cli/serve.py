@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +13,7 @@ from k3hal.cli.common import (
     Config,
     Device,
     DType,
+    Graphs,
     KvCacheDType,
     MaxModelLen,
     MaxNumBatchedTokens,
@@ -35,6 +37,7 @@ from k3hal.errors import UsageError
 if TYPE_CHECKING:
     import ssl
 
+    from k3hal.engine.memory import MemoryPlan
     from k3hal.engine.replay import ReplayEngine
     from k3hal.serve.settings import ServeSettings
     from k3hal.serve.state import ServerState
@@ -81,6 +84,7 @@ def serve(
     max_model_len: MaxModelLen = None,
     max_num_seqs: MaxNumSeqs = None,
     max_num_batched_tokens: MaxNumBatchedTokens = None,
+    graphs: Graphs = None,
     tokenizer: Tokenizer = None,
     plan: Plan = None,
     config: Config = None,
@@ -135,9 +139,20 @@ def _build(settings: ServeSettings) -> ServerState:
 
         with armed(os.environ):
             built = build_engine(settings.model, **settings.engine_options())
+        _tell_memory(settings, built.memory, built.engine.info.device)
         engine, tokenizer, name = built.engine, built.tokenizer, built.model_name
         defaults, plan = dict(built.generation_defaults), plan_json(built.plan)
     return ServerState(engine, tokenizer, settings.server_config(name, defaults, engine.info.device, plan))
+
+
+def _tell_memory(settings: ServeSettings, memory: MemoryPlan, device: str) -> None:
+    """The memory plan on stderr: a table, or a line of the log where that is for machines."""
+    from k3hal.cli.memory_table import print_memory
+
+    if settings.log_format == "json":
+        logging.getLogger("k3hal.serve").info("memory on %s: %s", device, memory)
+    else:
+        print_memory(f"memory on {device}", memory.report(), stderr=True)
 
 
 def _replay(settings: ServeSettings) -> tuple[ReplayEngine, K3Tokenizer]:

@@ -62,18 +62,13 @@ class Target:
             decision.prepare if decision.parts else None,
             _deterministic(decision),
             device=device,
-            graph_safe=_graph_safe(decision),
+            graph_safe=decision.graph_safe,
         )
 
 
 def _deterministic(decision: Decision) -> bool:
     own = decision.chosen is None or decision.chosen.deterministic
     return own and all(_deterministic(part) for part in decision.parts.values())
-
-
-def _graph_safe(decision: Decision) -> bool:
-    own = bool(decision.parts) if decision.chosen is None else decision.chosen.graph_safe
-    return own and all(_graph_safe(part) for part in decision.parts.values())
 
 
 def find_target(case: Case, name: str, device: DeviceDescription, registry: Registry | None = None) -> Target:

@@ -9,35 +9,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from k3hal.engine.step_plan import StepPlan
+from k3hal.engine.staging import Staging
+from k3hal.engine.step_plan import NOT_YET, StepPlan
 from k3hal.model.batch import DecodeBatch, PrefillBatch, StepBatch, VerifyBatch
-
-
-def _to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(array).to(device)
 
 
 def build_batch(
     plan: StepPlan,
     step_metadata: Callable[..., Any],
     page_tokens: int,
-    device: torch.device,
-    token_ids: Tensor,
+    staging: Staging,
+    last_tokens: Callable[[Tensor], Tensor],
     *,
     all_logits: bool = False,
 ) -> StepBatch:
-    """The step's tensors on `device`, derived there by one call of the bound `step_metadata`.
+    """The step's tensors on the device, by one copy and one call of the bound `step_metadata`.
 
-    `token_ids` are the plan's, all known, on the device. `all_logits` asks for every row's logits instead of the
-    sampled ones.
+    `last_tokens` gives what rows int64 sampled last, for the tokens that are not known yet. `all_logits` asks for every
+    row's logits instead of the sampled ones.
     """
-    context_lens = _to_device(plan.context_lens, device)
-    page_table = _to_device(plan.page_table, device)
-    slots = _to_device(plan.slots, device)
-    _, kv_rows, cu_seqlens, seq_lens = step_metadata(
-        context_lens, _to_device(plan.new_lens, device), page_table, page_tokens, plan.num_tokens
-    )
+    logit_rows = np.arange(plan.num_tokens) if all_logits else _sampled_rows(plan)
+    context_lens, new_lens, page_table, slots, token_ids, wanted, rows = staging.upload(
+        plan.context_lens, plan.new_lens, plan.page_table, plan.slots, plan.token_ids, logit_rows,
+        plan.rows[: plan.num_decodes].astype(np.int64),
+    )  # fmt: skip
+    _, kv_rows, cu_seqlens, seq_lens = step_metadata(context_lens, new_lens, page_table, page_tokens, plan.num_tokens)
     decodes, verifies = plan.num_decodes, plan.verifies
+    if (plan.token_ids[:decodes] == NOT_YET).any():
+        first = with_late_tokens(token_ids[:decodes], last_tokens(rows))
+        token_ids = torch.cat((first, token_ids[decodes:]))
     decode = verify = prefill = None
     if decodes:
         decode = DecodeBatch(slots[:decodes], page_table[:decodes], seq_lens[:decodes])
@@ -48,8 +48,12 @@ def build_batch(
         rest = slice(verifies.stop, None)
         context, bounds = context_lens[rest], cu_seqlens[rest]
         prefill = PrefillBatch(slots[rest], page_table[rest], bounds - bounds[0], context, context > 0)
-    logit_rows = np.arange(plan.num_tokens) if all_logits else _sampled_rows(plan)
-    return StepBatch(token_ids, kv_rows, _to_device(logit_rows, device), decode, prefill, verify)
+    return StepBatch(token_ids, kv_rows, wanted, decode, prefill, verify)
+
+
+def with_late_tokens(token_ids: Tensor, last: Tensor) -> Tensor:
+    """`token_ids` int64 [N], `last` int64 [N] where they are not known yet."""
+    return torch.where(token_ids == NOT_YET, last, token_ids)
 
 
 def _verify_batch(plan: StepPlan, slots: Tensor, page_table: Tensor, bounds: Tensor, context: Tensor) -> VerifyBatch:
@@ -61,11 +65,15 @@ def _verify_batch(plan: StepPlan, slots: Tensor, page_table: Tensor, bounds: Ten
     place = np.arange(owner.size) - first[owner]
     lens = (plan.context_lens[plan.verifies][owner] + place + 1).astype(np.int32)
     device = slots.device
-    rows, packed = _to_device(owner, device), _to_device(owner * width + place, device)
-    row_tables, row_lens = page_table[rows], _to_device(lens, device)
+    rows, packed = _on(owner, device), _on(owner * width + place, device)
+    row_tables, row_lens = page_table[rows], _on(lens, device)
     return VerifyBatch(
-        slots, page_table, bounds, context, row_tables, row_lens, width, _to_device(padded.reshape(-1), device), packed
+        slots, page_table, bounds, context, row_tables, row_lens, width, _on(padded.reshape(-1), device), packed
     )
+
+
+def _on(array: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(array).to(device)
 
 
 def _sampled_rows(plan: StepPlan) -> np.ndarray:

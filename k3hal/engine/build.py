@@ -25,13 +25,16 @@ from k3hal.engine.cache.layout import CacheLayout
 from k3hal.engine.cache.prefix import PrefixCache
 from k3hal.engine.core import EngineCore
 from k3hal.engine.generation_config import read_generation_config
+from k3hal.engine.graphs import GraphLimits, not_capturable
 from k3hal.engine.interface import EngineInfo
-from k3hal.engine.memory import GB, MemoryPlan, plan_memory, workspace_bytes
+from k3hal.engine.memory import MemoryPlan
 from k3hal.engine.options import EngineOptions
+from k3hal.engine.room import Room
 from k3hal.engine.runner import ModelRunner
 from k3hal.engine.sampler import Sampler
 from k3hal.engine.sampling import GenerationDefaults
 from k3hal.engine.scheduler import Scheduler
+from k3hal.engine.staging import Staging
 from k3hal.engine.tier.build import Tier, build_tier
 from k3hal.errors import CheckpointError, UsageError
 from k3hal.model.checkpoint import Checkpoint
@@ -82,33 +85,53 @@ def build(source: Path | GeneratedModel, options: EngineOptions) -> BuiltEngine:
     dtype, kv_dtype = choose_dtypes(options, device)
     plan = _plan(config, options, device, checkpoint.name, dtype, kv_dtype)
     layout = CacheLayout.of(config, dtype, kv_dtype)
-    memory = _memory(checkpoint, layout, options, runtime, dtype)
-    logger.info("memory on %s: %s", device.id, memory)
-    ops = plan.bind()
-    arena = CacheArena(layout, runtime.allocate(memory.cache))
-    tier = build_tier(options, arena, runtime, checkpoint, plan)
+    capturable = _capturable(options, plan, runtime)
+    room = Room(checkpoint, layout, options, runtime, dtype, graphs=capturable)
+    ops, where = plan.bind(), torch.device(device.torch_device)
+    tier = build_tier(options, layout, runtime, checkpoint, plan)
     try:
-        loaded = _load(checkpoint, ops, torch.device(device.torch_device), dtype)
+        loaded = room.load(lambda: _load(checkpoint, ops, where, dtype))
+        staging = Staging(where, runtime)
+        sampler = Sampler(config.vocab_size, options.num_seqs, where, ops.fn("sample"), staging)
+
+        def make(arena: CacheArena, max_model_len: int) -> ModelRunner:
+            mover = tier.mover(arena, runtime) if tier else None
+            limits = GraphLimits(options.num_seqs, -(-max_model_len // layout.page_tokens)) if capturable else None
+            return ModelRunner(
+                loaded, arena, sampler, ops.fn("step_metadata"), ops.fn("copy_pages"), mover,
+                staging=staging, runtime=runtime, graphs=limits,
+            )  # fmt: skip
+
+        runner, memory = room.fit(make, ModelRunner.prepare)
     except BaseException:
         if tier:
             tier.connector.close()
         raise
+    logger.info("memory on %s: %s", device.id, memory)
     info = EngineInfo(
         max_model_len=memory.max_model_len,
         vocab_size=config.vocab_size,
         eos_token_ids=tuple(sorted({*config.eos_token_ids, *end_ids, *tokenizer.eos_ids})),
         max_num_seqs=options.num_seqs,
-        max_num_batched_tokens=options.batched_tokens(on_cpu=device.vendor == "cpu"),
+        max_num_batched_tokens=room.tokens,
         max_queue=options.queue,
         device=device.id,
     )
-    sampler = Sampler(config.vocab_size, info.max_num_seqs, arena.pages.device, ops.fn("sample"))
-    mover = tier.mover if tier else None
-    runner = ModelRunner(loaded, arena, sampler, ops.fn("step_metadata"), ops.fn("copy_pages"), mover)
-    core = assemble_core(runner, arena, info, defaults, options, tier)
+    core = assemble_core(runner, runner.arena, info, defaults, options, tier)
     return BuiltEngine(
         AsyncEngine(core), runner, tokenizer, checkpoint.name, dataclasses.asdict(defaults), plan, memory
     )
+
+
+def estimate_memory(source: Path | GeneratedModel, options: EngineOptions) -> tuple[DeviceDescription, MemoryPlan]:
+    """The device that `build` would take and how it would divide its memory, as far as is known before anything is
+    loaded. Raises as `build` does before that."""
+    device = probe(options.device)
+    dtype, kv_dtype = choose_dtypes(options, device)
+    checkpoint = open_model(source, mla_latent_norm_eps=options.mla_latent_norm_eps)
+    layout, runtime = CacheLayout.of(checkpoint.config, dtype, kv_dtype), runtime_for(device)
+    graphs = options.graphs and runtime.supports_graphs
+    return device, Room(checkpoint, layout, options, runtime, dtype, graphs=graphs).estimate
 
 
 def assemble_core(
@@ -137,7 +160,17 @@ def assemble_core(
         max_queue=info.max_queue,
         drafter=options.drafter(),
     )
-    return EngineCore(scheduler, runner, info, defaults, options.async_depth)
+    return EngineCore(scheduler, runner, info, defaults, options.depth(asynchronous=runner.asynchronous))
+
+
+def _capturable(options: EngineOptions, plan: DispatchPlan, runtime: DeviceRuntime) -> bool:
+    """Whether decoding runs through graphs: by the options, on a device that has them, by what was chosen."""
+    if not (options.graphs and runtime.supports_graphs):
+        return False
+    unsafe = not_capturable(plan)
+    if unsafe:
+        logger.warning("decoding runs without graphs: %s may not be captured", ", ".join(unsafe))
+    return not unsafe
 
 
 def choose_dtypes(options: EngineOptions, device: DeviceDescription) -> tuple[torch.dtype, torch.dtype]:
@@ -189,41 +222,12 @@ def _plan(
     return make_plan(requests, selector, model=name, device=device, dtype=_DTYPE_NAMES[dtype])
 
 
-def _memory(
-    checkpoint: Checkpoint | GeneratedModel,
-    layout: CacheLayout,
-    options: EngineOptions,
-    runtime: DeviceRuntime,
-    dtype: torch.dtype,
-) -> MemoryPlan:
-    on_cpu = runtime.device.vendor == "cpu"
-    config = checkpoint.config
-    tokens, drafter = options.batched_tokens(on_cpu=on_cpu), options.drafter()
-    return plan_memory(
-        config,
-        layout,
-        weights=weight_bytes(checkpoint, dtype),
-        workspace=workspace_bytes(config, dtype.itemsize, tokens, options.num_seqs, drafter.count if drafter else 0),
-        free=runtime.memory().free,
-        budget=None if options.memory_budget is None else int(options.memory_budget * GB),
-        on_cpu=on_cpu,
-        max_model_len=options.max_model_len,
-        max_num_seqs=options.num_seqs,
-    )
-
-
-def weight_bytes(checkpoint: Checkpoint | GeneratedModel, dtype: torch.dtype) -> int:
-    """Bytes the text tensors take in memory: what is stored in BF16 becomes `dtype`, the rest keeps its kind."""
-    return sum(
-        spec.nbytes * dtype.itemsize // 2 if spec.dtype == "BF16" else spec.nbytes for spec in checkpoint.specs.values()
-    )
-
-
 def _load(checkpoint: Checkpoint | GeneratedModel, ops: BoundOps, device: torch.device, dtype: torch.dtype) -> K3Model:
     generated = isinstance(checkpoint, GeneratedModel)
     label = f"{'generating' if generated else 'loading'} {checkpoint.name}"
     with progress_bar(label, checkpoint.total_bytes) as progress:
         if generated:
+            logger.warning("%s: %s", checkpoint.name, checkpoint.notice)
             reader = GeneratedReader(checkpoint, device, dtype, progress)
             return _model(checkpoint.config, ops, reader, device, dtype)
         with WeightReader(checkpoint, device, dtype, progress) as reader:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from k3hal.engine.constraint import Constraint, ConstraintError, Matcher
+from k3hal.engine.staging import Staging
 
 
 @dataclass(slots=True)
@@ -28,9 +29,9 @@ class ConstrainedRows:
     and `take_failures` says why.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, vocab_size: int, staging: Staging) -> None:
         self._vocab_size = vocab_size
-        self._device = device
+        self._staging = staging
         self._words = -(-vocab_size // 32)
         self._rows: dict[int, _Row] = {}
         self._failures: dict[int, ConstraintError] = {}
@@ -60,6 +61,10 @@ class ConstrainedRows:
         except ConstraintError as error:
             _fail(state, error)
 
+    def any(self, rows: list[int]) -> bool:
+        """Whether one of `rows` is constrained."""
+        return any(row in self._rows for row in rows) if self._rows else False
+
     def apply(self, logits: Tensor, rows: list[int], positions: np.ndarray) -> None:
         """Mask in place the logits fp32 [S, V] of the constrained rows; `positions` int64 [S] number the outputs.
 
@@ -72,11 +77,11 @@ class ConstrainedRows:
         used = [k for k, i in enumerate(places) if self._fill(masks[k], rows[i], int(positions[i]))]
         if not used:
             return
-        forbidden = _forbidden(masks[used], self._vocab_size, self._device)
+        words, index = self._staging.upload(masks[used], np.array([places[k] for k in used], np.int64))
+        forbidden = _forbidden(words, self._vocab_size)
         if len(used) == len(rows):
             logits.masked_fill_(forbidden, -torch.inf)
         else:
-            index = torch.tensor([places[k] for k in used], device=self._device)
             logits[index] = logits[index].masked_fill_(forbidden, -torch.inf)
 
     def record(self, rows: list[int], token_ids: list[int]) -> None:
@@ -117,12 +122,12 @@ def _fail(state: _Row, error: ConstraintError) -> None:
     state.matcher, state.error = None, error
 
 
-def _forbidden(masks: np.ndarray, vocab_size: int, device: torch.device) -> Tensor:
-    """Which tokens may not come, bool [U, V] on the device, of masks int32 [U, words], which travel there packed."""
-    if device.type == "cpu":
-        bits = np.unpackbits(~masks.view(np.uint8), axis=-1, count=vocab_size, bitorder="little")
+def _forbidden(words: Tensor, vocab_size: int) -> Tensor:
+    """Which tokens may not come, bool [U, V], of masks int32 [U, words]."""
+    if words.device.type == "cpu":
+        bits = np.unpackbits(~words.numpy().view(np.uint8), axis=-1, count=vocab_size, bitorder="little")
         return torch.from_numpy(bits.view(np.bool_))
-    return ~unpacked(torch.from_numpy(masks).to(device), vocab_size)
+    return ~unpacked(words, vocab_size)
 
 
 def unpacked(words: Tensor, vocab_size: int) -> Tensor:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from contextlib import nullcontext
 
-from k3hal.engine.flights import Flight, Flights
+from k3hal.engine.flights import Flight, Flights, Runner
 from k3hal.engine.interface import (
     ConstraintError,
     DeadEndError,
@@ -21,8 +21,9 @@ from k3hal.engine.request import NO_ROW, Request
 from k3hal.engine.sampling import GenerationDefaults
 from k3hal.engine.scheduler import Scheduler
 from k3hal.engine.step_plan import StepPlan, StepResult
+from k3hal.engine.step_times import StepTimes
 from k3hal.engine.tier.interface import TransferDone
-from k3hal.errors import EngineDeadError, RequestError
+from k3hal.errors import DeviceLostError, EngineDeadError, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -35,12 +36,6 @@ _PAUSE_SECONDS = 0.001
 
 _SETTLE_SECONDS = 5.0
 """Most time for movements to end when the engine is closed."""
-
-
-class Runner(Protocol):
-    """What executes plans: a model, or a stand-in that checks the plans themselves."""
-
-    def execute(self, plan: StepPlan) -> StepResult: ...
 
 
 class _Closed:
@@ -68,6 +63,7 @@ class EngineCore:
         self.info = info
         self.defaults = defaults or GenerationDefaults()
         self.dead: str | None = None
+        self.timings: StepTimes | None = None
         self._requests: dict[str, Request] = {}
         self._sequence = 0
         self._failed_steps = 0
@@ -157,8 +153,8 @@ class EngineCore:
         happens several times in a row: then the engine is dead and every request ends so. An interrupt (Ctrl-C) passes
         through, and the requests whose steps were under way have ended.
         """
-        while len(self.flights) < self.flights.depth and (scheduled := self.scheduler.schedule()) is not None:
-            self.flights.start(self.runner.execute, *scheduled)
+        while len(self.flights) < self.flights.depth and (scheduled := self._schedule()) is not None:
+            self.flights.start(self.runner, *scheduled)
         if not self.flights:
             return []
         flight = self.flights.land()
@@ -169,13 +165,24 @@ class EngineCore:
             logger.exception("step %d failed with %d sequences", plan.epoch, plan.num_seqs)
             reason = f"{type(error).__name__}: {error}"
             self._failed_steps += 1
-            return self._fail(flight, reason) if self._failed_steps < FAILED_STEPS_UNTIL_DEAD else self.die(reason)
+            lost = isinstance(error, DeviceLostError) or self._failed_steps == FAILED_STEPS_UNTIL_DEAD
+            return self.die(reason) if lost else self._fail(flight, reason)
         except BaseException:
             self._fail(flight, "the step was interrupted")
             raise
         if result.epoch != plan.epoch:
             raise RuntimeError(f"the runner answered step {result.epoch}, asked was {plan.epoch}")
         self._failed_steps = 0
+        with self.timings.part("deliver") if self.timings else nullcontext():
+            return self._advance(flight, result)
+
+    def _schedule(self) -> tuple[StepPlan, list[Request]] | None:
+        with self.timings.part("schedule") if self.timings else nullcontext():
+            return self.scheduler.schedule()
+
+    def _advance(self, flight: Flight, result: StepResult) -> list[EngineOutput]:
+        """A step has run: tell the scheduler, and hand out what was sampled."""
+        plan = flight.plan
         self.scheduler.cache.transferred(result.transferred)
         self._steps += plan.num_seqs > 0
         sampled = self.scheduler.advance(plan, flight.requests, result.accepted)

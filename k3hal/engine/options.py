@@ -17,6 +17,9 @@ from k3hal.errors import UsageError
 
 DType = Literal["auto", "float32", "bfloat16"]
 KvCacheDType = Literal["auto", "bf16", "fp8"]
+WarmUp = Literal["auto", "off", "full"]
+
+_CHOICES = {"dtype": DType, "kv_cache_dtype": KvCacheDType, "fallback": FallbackPolicy, "warm_up": WarmUp}
 
 DEFAULT_MAX_NUM_SEQS = 64
 DEFAULT_MAX_QUEUE = 1024
@@ -45,7 +48,11 @@ class EngineOptions:
     keeps it longer than the process lives, in at most `prefix_disk_cache_gb` GB; `prefix_mooncake` the configuration
     file of a Mooncake store that keeps it instead, for other engines too; `async_depth` steps are planned at once, so
     that planning takes no time between steps (1 plans each when the one before has been answered); `draft` who guesses
-    tokens that a step then verifies (`ngram:N`: up to N of them, what followed when the last tokens came before).
+    tokens that a step then verifies (`ngram:N`: up to N of them, what followed when the last tokens came before);
+    `graphs` decodes
+    through captured graphs where the device has them; `warm_up` `full` tries the largest steps while the engine is
+    built, `auto` does where the device's memory is counted: only then is it known that traffic fits. Nothing is tried
+    while calls are recorded or checked.
     """
 
     device: str = "auto"
@@ -68,8 +75,10 @@ class EngineOptions:
     prefix_disk_cache: str | Path | None = None
     prefix_disk_cache_gb: float | None = None
     prefix_mooncake: str | Path | None = None
-    async_depth: int = 1
+    async_depth: int | None = None
     draft: str | None = None
+    graphs: bool = True
+    warm_up: WarmUp = "auto"
 
     @classmethod
     def of(cls, **options: Any) -> EngineOptions:
@@ -81,7 +90,7 @@ class EngineOptions:
         return cls(**{name: value for name, value in options.items() if value is not None})
 
     def __post_init__(self) -> None:
-        for name, choices in (("dtype", DType), ("kv_cache_dtype", KvCacheDType), ("fallback", FallbackPolicy)):
+        for name, choices in _CHOICES.items():
             if getattr(self, name) not in get_args(choices):
                 words = ", ".join(get_args(choices))
                 raise UsageError(f"{name} is {getattr(self, name)!r}", hint=f"it is one of {words}")
@@ -103,7 +112,9 @@ class EngineOptions:
         self._check_integer("prefix_cache_retention_interval", 1)
         self._check_integer("max_queue", 0)
         self._check_integer("async_depth", 1)
-        if self.async_depth > MOST_STEPS_AHEAD:
+        if type(self.graphs) is not bool:
+            raise UsageError(f"graphs is {self.graphs!r:.100}", hint="it is True or False")
+        if self.async_depth is not None and self.async_depth > MOST_STEPS_AHEAD:
             raise UsageError(f"async_depth is {self.async_depth}", hint=f"it is at most {MOST_STEPS_AHEAD}")
         if self.max_model_len == 1:
             raise UsageError("max_model_len is 1", hint="a prompt and one answer take at least 2 tokens")
@@ -118,7 +129,7 @@ class EngineOptions:
                 f"mla_latent_norm_eps is {self.mla_latent_norm_eps!r}", hint="it is a small positive number"
             )
         self.policy()
-        if self.drafter() and self.async_depth > 1:
+        if self.drafter() and self.async_depth is not None and self.async_depth > 1:
             raise UsageError(
                 f"draft {self.draft!r} and async_depth {self.async_depth} are both given: a draft follows a token that "
                 "is known, and a step planned ahead does not wait for it",
@@ -138,6 +149,13 @@ class EngineOptions:
     @property
     def queue(self) -> int:
         return DEFAULT_MAX_QUEUE if self.max_queue is None else self.max_queue
+
+    def depth(self, *, asynchronous: bool) -> int:
+        """Steps planned at once: by default one more than runs where the device works while the host goes on.
+
+        One where drafts are guessed: they follow a token that is known.
+        """
+        return self.async_depth or (2 if asynchronous and self.draft is None else 1)
 
     def policy(self) -> RetentionPolicy:
         """A new policy as asked for. Raises `UsageError`."""

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from k3hal.engine.sampling import Sampling
+from k3hal.engine.staging import Staging
 
 _START = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Penalised:
+    """The rows of a step that are penalised: `index` int64 [P] their places, `entries` int64 [P] in the tables."""
+
+    index: Tensor
+    entries: Tensor
 
 
 class Penalties:
@@ -18,7 +29,8 @@ class Penalties:
     in the prompt; entries are few and grow on demand.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, vocab_size: int, staging: Staging) -> None:
+        self._staging, device = staging, staging.device
         self._counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
         self._prompt = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
         self._factors = torch.ones(0, 3, dtype=torch.float32, device=device)
@@ -34,24 +46,29 @@ class Penalties:
         if not self._free:
             self._grow()
         entry = self._entry[row] = self._free.pop()
-        device = self._counts.device
-        ids = torch.from_numpy(token_ids).to(device)
-        generated = torch.bincount(ids[num_prompt:], minlength=self._counts.shape[1])
-        self._counts[entry] = generated.to(torch.int32)
-        self._prompt[entry] = False
-        self._prompt[entry, ids[:num_prompt]] = True
         factors = [sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty]
-        self._factors[entry] = torch.tensor(factors, device=device)
+        ids, ones, values = self._staging.upload(
+            token_ids, np.ones(token_ids.size - num_prompt, np.int32), np.array(factors, np.float32)
+        )
+        self._counts[entry].zero_().scatter_add_(0, ids[num_prompt:], ones)
+        self._prompt[entry].zero_().index_fill_(0, ids[:num_prompt], True)
+        self._factors[entry].copy_(values)
 
-    def apply(self, logits: Tensor, rows: list[int]) -> None:
-        """Penalise in place the logits fp32 [S, V] of the rows among `rows` that ask for it.
+    def select(self, rows: list[int]) -> Penalised | None:
+        """Those of `rows` that ask for penalties."""
+        index = [i for i, row in enumerate(rows) if row in self._entry] if self._entry else []
+        if not index:
+            return None
+        entries = np.array([self._entry[rows[i]] for i in index], np.int64)
+        return Penalised(*self._staging.upload(np.array(index, np.int64), entries))
+
+    def apply(self, logits: Tensor, penalised: Penalised) -> None:
+        """Penalise in place those of the logits fp32 [S, V].
 
         A token seen anywhere has a positive logit divided, a negative one multiplied by the repetition penalty; one
         generated c times then loses presence + c * frequency.
         """
-        index, entries = self._select(rows)
-        if not index:
-            return
+        index, entries = penalised.index, penalised.entries
         counts = self._counts[entries]
         presence, frequency, repetition = self._factors[entries].unsqueeze(-1).unbind(1)
         x = logits[index]
@@ -59,17 +76,9 @@ class Penalties:
         x = torch.where(seen, torch.where(x > 0, x / repetition, x * repetition), x)
         logits[index] = x - presence * (counts > 0) - frequency * counts
 
-    def record(self, rows: list[int], token_ids: Tensor) -> None:
+    def record(self, penalised: Penalised, token_ids: Tensor) -> None:
         """Count the tokens just sampled, int64 [S]."""
-        index, entries = self._select(rows)
-        if index:
-            self._counts[entries, token_ids[index]] += 1
-
-    def _select(self, rows: list[int]) -> tuple[list[int], list[int]]:
-        if not self._entry:
-            return [], []
-        index = [i for i, row in enumerate(rows) if row in self._entry]
-        return index, [self._entry[rows[i]] for i in index]
+        self._counts[penalised.entries, token_ids[penalised.index]] += 1
 
     def _grow(self) -> None:
         old = self._counts.shape[0]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,14 +11,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from k3hal.dispatch.observe import Step, step_observers
+from k3hal.dispatch.observe import Step, must_see_every_call, step_observers
+from k3hal.dispatch.runtime import DeviceRuntime
 from k3hal.engine.batch import build_batch
 from k3hal.engine.cache.arena import CacheArena
 from k3hal.engine.cache.interface import PageCopies
+from k3hal.engine.draws import Draw
+from k3hal.engine.graphs import DecodeGraphs, GraphLimits
 from k3hal.engine.sampler import Sampler
-from k3hal.engine.step_plan import NOT_YET, StepPlan, StepResult
+from k3hal.engine.staging import Staging
+from k3hal.engine.step_plan import BEFORE_ALL, StepPlan, StepResult
+from k3hal.engine.step_times import StepTimes
 from k3hal.engine.tier.mover import Mover
 from k3hal.engine.verify import sample_drafts
+from k3hal.errors import DeviceLostError
 from k3hal.model.batch import CacheViews, StepBatch
 
 
@@ -45,10 +52,24 @@ class VerifyingModel(StepModel, Protocol):
         ...
 
 
+class Launched:
+    """A step whose work is queued on the device, or done."""
+
+    def __init__(self, runner: ModelRunner, answer: StepResult, draw: Draw | None = None) -> None:
+        self._runner, self._answer, self._draw = runner, answer, draw
+
+    def result(self) -> StepResult:
+        """Wait for what it sampled. Raises whatever went wrong on the device."""
+        return self._runner.finish(self._answer, self._draw)
+
+
 class ModelRunner:
     """Owns the model, the arena and the sampler. `step_metadata` and `copy_pages` are the bound operators.
 
-    The step observers in force when it is made are told of every step (`dispatch/observe.py`).
+    The step observers in force when it is made are told of every step (`dispatch/observe.py`). On a device that works
+    while the host goes on (`staging`, which the sampler shares), `launch` queues steps one behind the other. With
+    `graphs` and a runtime that has them, steps that only decode are replays, once `prepare` has captured them; not
+    where operators or steps are observed.
     """
 
     def __init__(
@@ -59,60 +80,163 @@ class ModelRunner:
         step_metadata: Callable[..., Any],
         copy_pages: Callable[..., Any],
         mover: Mover | None = None,
+        *,
+        staging: Staging | None = None,
+        runtime: DeviceRuntime | None = None,
+        graphs: GraphLimits | None = None,
     ) -> None:
         self.model = model
         self.arena = arena
+        self.timings: StepTimes | None = None
         self._sampler = sampler
         self._step_metadata = step_metadata
         self._copy_pages = copy_pages
         self._mover = mover
+        self._runtime = runtime
+        self._staging = staging or Staging(arena.pages.device, runtime)
         self._observers = step_observers()
-        self._epoch = -1
+        captures = runtime is not None and runtime.supports_graphs and not must_see_every_call()
+        self._limits = graphs if captures else None
+        self._graphs: DecodeGraphs | None = None
+        self._epoch = BEFORE_ALL
 
-    @torch.inference_mode()
+    @property
+    def asynchronous(self) -> bool:
+        """Whether `launch` returns before the step has run."""
+        return self._staging.asynchronous
+
+    @property
+    def replays(self) -> int:
+        """Steps that were replays of a graph."""
+        return self._graphs.replays if self._graphs else 0
+
+    def prepare(self, buckets: Sequence[int] | None = None) -> None:
+        """Capture the graphs there shall be, for batches of `buckets` sequences (by default `batch_buckets`).
+
+        Nothing may be under way. Only null slots and pages are touched. Raises `BackendError` when a graph does not
+        give what the same work gives without it.
+        """
+        if self._limits is None:
+            return
+        assert self._runtime is not None
+        graphs = DecodeGraphs(
+            self.model, self.arena.views, self._step_metadata, self.arena.layout.page_tokens, self._sampler,
+            self._staging, self._runtime, self._limits,
+        )  # fmt: skip
+        graphs.prepare(buckets)
+        self._graphs = graphs
+
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. Raises `RuntimeError` on a plan out of order; whatever the model raises passes through.
 
         When it raises, nothing moves to or from the external tier any more.
         """
-        try:
-            result = self._execute(plan)
-        except BaseException:
-            if self._mover:
-                self._mover.drain()
-            raise
-        return replace(result, transferred=self._mover.finished()) if self._mover else result
+        return self.launch(plan).result()
 
-    def _execute(self, plan: StepPlan) -> StepResult:
-        if not plan.num_seqs:
-            self._begin(plan)
-            return StepResult(plan.epoch, [])
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> Launched:
+        """Queue one step. Raises as `execute`, and `Launched.result` may: then the steps behind it are void.
+
+        It waits for the device only where drafts are verified, and for what was sampled before for constraints.
+        """
+        with self._guarded():
+            if self.timings is None:
+                return self._launch(plan)
+            with self.timings.part("launch"):
+                launched = self._launch(plan)
+                self.timings.ends()
+            return launched
+
+    def finish(self, answer: StepResult, draw: Draw | None) -> StepResult:
+        """The answer with what was sampled; waits for that."""
+        with self._guarded():
+            with self.timings.part("wait") if self.timings else nullcontext():
+                token_ids, logprobs = draw.result() if draw else (answer.token_ids, answer.logprobs)
+            moved = self._mover.finished() if self._mover else ()
+        return replace(answer, token_ids=token_ids, logprobs=logprobs, transferred=moved)
+
+    def _launch(self, plan: StepPlan) -> Launched:
+        self._begin(plan)
         for binding in plan.bindings:
             self._sampler.bind(binding)
+        if not plan.num_seqs:
+            return Launched(self, StepResult(plan.epoch, []))
         if plan.num_verifies:
-            _verifying(self.model)
+            return Launched(self, self._verify(plan))
+        draw = self._replay(plan) if self._graphs and self._graphs.fits(plan) else self._decode(plan)
+        return Launched(self, StepResult(plan.epoch, [], failures=self._sampler.take_failures()), draw)
+
+    def _replay(self, plan: StepPlan) -> Draw | None:
+        """Queue a step that has a graph."""
+        assert self._graphs is not None
+        decoded = self._graphs.run(plan, self.timings.begins if self.timings else None)
+        rows = plan.rows[plan.sampled]
+        if not rows.size:
+            return None
+        if self._sampler.plain(rows):
+            return self._sampler.picked(decoded.tokens, rows, plan.sampled)
+        logits = decoded.logits
+        if rows.size < plan.num_seqs:
+            logits = logits[self._staging.upload(plan.sampled)[0]]
+        return self._sampler.launch(logits, rows, plan.positions)
+
+    def _decode(self, plan: StepPlan) -> Draw | None:
+        """Queue a step as it comes."""
+        if self.timings:
+            self.timings.begins()
         hidden, batch = self._forward(plan)
         if not plan.sampled.size:
-            return StepResult(plan.epoch, [])
+            return None
         logits = self.model.logits(hidden[batch.logit_rows])
-        if not plan.num_verifies:
-            token_ids, logprobs = self._sampler.sample(logits, plan.rows[plan.sampled], plan.positions)
-            return StepResult(plan.epoch, token_ids, logprobs, failures=self._sampler.take_failures())
-        result = sample_drafts(plan, logits, self._sampler)
+        return self._sampler.launch(logits, plan.rows[plan.sampled], plan.positions)
+
+    def _verify(self, plan: StepPlan) -> StepResult:
+        """Run a step that has drafts."""
+        _verifying(self.model)
+        hidden, batch = self._forward(plan)
+        result = sample_drafts(plan, self.model.logits(hidden[batch.logit_rows]), self._sampler)
         self._commit(plan, batch, result.accepted)
         return replace(result, failures=self._sampler.take_failures())
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """When the block raises, nothing moves any more, and what was launched is void.
+
+        Raises `DeviceLostError` when the device does not answer any more.
+        """
+        try:
+            yield
+        except BaseException as error:
+            self._sampler.give_up()
+            self._stop(error)
+            raise
+
+    def _stop(self, error: BaseException) -> None:
+        if not self._runtime or not self.asynchronous:
+            if self._mover:
+                self._mover.drain()
+            return
+        try:
+            self._runtime.synchronize()
+            if self._mover:
+                self._mover.drain()
+        except Exception as lost:  # noqa: BLE001 - whatever it is, the device does not answer
+            name = self._runtime.device.id
+            raise DeviceLostError(
+                f"{name} failed and takes no more work: {_first_line(error)}",
+                hint=f"restart; what the device said last: {_first_line(lost)}",
+            ) from error
 
     @torch.inference_mode()
     def score(self, plan: StepPlan) -> Tensor:
         """Run one step and return the logits of every token, fp32 [T, V] on the device. Samples nothing."""
+        self._begin(plan)
         hidden, batch = self._forward(plan, all_logits=True)
         return self.model.logits(hidden[batch.logit_rows])
 
     def _forward(self, plan: StepPlan, *, all_logits: bool = False) -> tuple[Tensor, StepBatch]:
-        self._begin(plan)
-        device = self.arena.pages.device
-        page_tokens, token_ids = self.arena.layout.page_tokens, self._token_ids(plan)
-        batch = build_batch(plan, self._step_metadata, page_tokens, device, token_ids, all_logits=all_logits)
+        page_tokens, last = self.arena.layout.page_tokens, self._sampler.last_tokens
+        batch = build_batch(plan, self._step_metadata, page_tokens, self._staging, last, all_logits=all_logits)
         hidden = self._observed(plan, batch) if self._observers else self.model.forward(batch, self.arena.views)
         return hidden, batch
 
@@ -129,18 +253,8 @@ class ModelRunner:
 
     def _commit(self, plan: StepPlan, batch: StepBatch, accepted: list[int]) -> None:
         """Leave the states of the sequences that verified as after what was accepted."""
-        kept = torch.tensor(accepted, dtype=torch.int32, device=self.arena.pages.device) + 1
+        (kept,) = self._staging.upload(np.array(accepted, np.int32) + np.int32(1))
         _verifying(self.model).commit(batch, self.arena.views, kept)
-
-    def _token_ids(self, plan: StepPlan) -> Tensor:
-        """The step's tokens on the device, those that an earlier step sampled among them."""
-        token_ids = torch.from_numpy(plan.token_ids).to(self.arena.pages.device)
-        late = np.flatnonzero(plan.token_ids[: plan.num_decodes] == NOT_YET)
-        if late.size:
-            index = torch.from_numpy(late).to(token_ids.device)
-            token_ids = token_ids.clone()  # the plan stays as it is
-            token_ids[index] = self._sampler.last_tokens(plan.rows[late])
-        return token_ids
 
     def _observed(self, plan: StepPlan, batch: StepBatch) -> Tensor:
         views = self.arena.views
@@ -164,12 +278,15 @@ class ModelRunner:
 
     def _copy(self, copies: PageCopies) -> None:
         if len(copies):
-            device = self.arena.pages.device
-            src, dst = torch.from_numpy(copies.src).to(device), torch.from_numpy(copies.dst).to(device)
-            self._copy_pages(self.arena.pages, src, dst)
+            self._copy_pages(self.arena.pages, *self._staging.upload(copies.src, copies.dst))
 
 
 def _verifying(model: StepModel) -> VerifyingModel:
     if not isinstance(model, VerifyingModel):
         raise RuntimeError(f"a step has drafts, and {type(model).__name__} verifies none")
     return model
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

@@ -16,6 +16,9 @@ from k3hal.engine.tier.interface import TransferDone, Transfers
 NOT_YET = -1
 """Stands for a token that a step under way samples."""
 
+BEFORE_ALL = -(1 << 31)
+"""An epoch before that of every step: the scheduler's begin at 0, those that try the engine out lie between."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowBinding:
@@ -84,7 +87,7 @@ class StepResult:
     `token_ids` holds -1 where no token could be sampled: `failures` says why for that row, or the model's logits were
     not finite. `logprobs` is None when no sequence asked for any.
     `accepted` counts the drafts taken, one number for each of the sequences that verify, in the plan's order.
-    `transferred` are the movements, of this step or earlier ones, that have ended.
+    `transferred` are the movements, of steps that have begun, that have ended.
     """
 
     epoch: int

@@ -27,7 +27,7 @@ def read_messages(value: object) -> list[Message]:
         role = "system" if role == "developer" else role
         if not isinstance(role, str) or role not in _ROLES:
             raise RequestError(
-                f"messages[{i}].role must be system, developer, user, assistant or tool, got {role!r}",
+                f"messages[{i}].role must be system, developer, user, assistant or tool, got {role!r:.100}",
                 param=f"messages[{i}].role",
             )
         result.append({**item, "role": role})
@@ -202,4 +202,4 @@ def _part(part: object, param: str, media: Media) -> list[Segment]:
         return [Segment(part["text"])]
     if isinstance(part, Mapping) and kind in ("image_url", "image"):
         return media.segments(part, param)
-    raise RequestError(f'{param} must be {{"type": "text", "text": …}}, got a part of type {kind!r}', param=param)
+    raise RequestError(f'{param} must be {{"type": "text", "text": …}}, got a part of type {kind!r:.100}', param=param)

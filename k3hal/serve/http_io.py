@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
 import orjson
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -20,12 +22,16 @@ from k3hal.serve.router import DisconnectedError
 
 _LOG = logging.getLogger("k3hal.serve")
 
+_JSON_TYPE = re.compile(r"application/([\w.-]+\+)?json", re.ASCII | re.IGNORECASE)
+
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
 async def read_json(request: Request, limit: int, timeout: float) -> dict[str, Any]:
-    """The body as a JSON object; 413 beyond `limit` bytes, 408 after `timeout` seconds, 400 if it is anything else."""
+    """The body as a JSON object; 415 where it is not declared as JSON as it is, 413 beyond `limit` bytes, 408 after
+    `timeout` seconds, 400 if it is anything else."""
+    _check_declared(request.headers)
     too_large = HttpError(413, f"the body is larger than {limit} bytes", kind="invalid_request_error")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
@@ -51,6 +57,25 @@ async def read_json(request: Request, limit: int, timeout: float) -> dict[str, A
     if not isinstance(value, dict):
         raise HttpError(400, "the body must be a JSON object", kind="invalid_request_error")
     return value
+
+
+def _check_declared(headers: Headers) -> None:
+    """Refuse what is not declared as JSON: other types a browser sends for pages of any origin without asking first."""
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        refusal = _unsupported(f"the body has the Content-Encoding {encoding!r:.40}: send it as it is")
+        refusal.headers["Accept-Encoding"] = "identity"
+        raise refusal
+    declared = headers.get("content-type", "")
+    if not _JSON_TYPE.fullmatch(declared.partition(";")[0].strip()):
+        given = f"has the Content-Type {declared!r:.80}" if declared else "has no Content-Type"
+        refusal = _unsupported(f"the body {given}: it must be application/json")
+        refusal.headers["Accept-Post"] = "application/json"
+        raise refusal
+
+
+def _unsupported(message: str) -> HttpError:
+    return HttpError(415, message, kind="invalid_request_error", code="unsupported_media_type")
 
 
 class Work(Protocol):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from k3hal.serve.http_errors import HttpError
 from k3hal.serve.keys import Limits
+from k3hal.serve.pace import Pace
 
 
 @dataclass(slots=True)
@@ -17,6 +18,7 @@ class _Account:
 
     allowance: float
     updated: float
+    pace: Pace
     open: int = 0
 
 
@@ -29,10 +31,13 @@ class Limiter:
 
     def enter(self, owner: str, limits: Limits) -> None:
         """Count a request that begins; `leave` must follow. Raises `HttpError` 429, and then nothing is counted."""
-        account = self._accounts.setdefault(owner, _Account(float(limits.requests_per_minute or 0), self._clock()))
+        account = self._accounts.get(owner)
+        if account is None:
+            full = float(limits.requests_per_minute or 0)
+            account = self._accounts[owner] = _Account(full, self._clock(), Pace(self._clock))
         most = limits.max_concurrent
         if most is not None and account.open >= most:
-            raise _refusal(f"this key may have {most} requests at a time", 1.0, "concurrency_limit")
+            raise _refusal(f"this key may have {most} requests at a time", account.pace.until(1), "concurrency_limit")
         rate = limits.requests_per_minute
         if rate is not None:
             now = self._clock()
@@ -42,10 +47,14 @@ class Limiter:
                 wait = (1 - account.allowance) * 60 / rate
                 raise _refusal(f"this key may make {rate} requests a minute", wait, "rate_limit")
             account.allowance -= 1
+        if account.open == 0:
+            account.pace.began()
         account.open += 1
 
     def leave(self, owner: str) -> None:
-        self._accounts[owner].open -= 1
+        account = self._accounts[owner]
+        account.open -= 1
+        account.pace.ended()
 
 
 def _refusal(message: str, wait: float, code: str) -> HttpError:

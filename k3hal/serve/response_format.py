@@ -49,7 +49,7 @@ def _response_format(value: object) -> ResponseFormat:
     kind = value.get("type") if isinstance(value, Mapping) else None
     if not isinstance(value, Mapping) or kind not in ("text", "json_object", "json_schema"):
         raise RequestError(
-            f"response_format.type must be text, json_object or json_schema, got {kind!r}", param="response_format"
+            f"response_format.type must be text, json_object or json_schema, got {kind!r:.100}", param="response_format"
         )
     if kind != "json_schema":
         return ResponseFormat(kind)
@@ -65,7 +65,9 @@ def _schema(value: object) -> Mapping[str, Any]:
     if not isinstance(value.get("name"), str) or not value["name"]:
         raise RequestError(f"{param}.name must be a non-empty string", param=f"{param}.name")
     if not isinstance(value.get("strict"), (bool, type(None))):
-        raise RequestError(f"{param}.strict must be true or false, got {value['strict']!r}", param=f"{param}.strict")
+        raise RequestError(
+            f"{param}.strict must be true or false, got {value['strict']!r:.100}", param=f"{param}.strict"
+        )
     schema = value.get("schema", value.get("json_schema"))
     if not isinstance(schema, Mapping):
         raise RequestError(f"{param}.schema must be an object", param=f"{param}.schema")

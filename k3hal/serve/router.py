@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from k3hal.engine.interface import Engine, EngineOutput, EngineRequest
-from k3hal.errors import RequestError
+from k3hal.errors import QueueFullError, RequestError
 from k3hal.serve.http_errors import HttpError
+from k3hal.serve.pace import Pace
 
 
 class DisconnectedError(Exception):
@@ -97,6 +98,7 @@ class Router:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: dict[str, Generation] = {}
         self._open: set[Generation] = set()
+        self._pace = Pace()
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -106,22 +108,29 @@ class Router:
         self._engine.start(self._on_outputs)
 
     def submit(self, requests: Sequence[EngineRequest]) -> Generation:
-        """Queue all of `requests` or none; raises what `Engine.submit` raises, and `RequestError` for too many."""
+        """Queue all of `requests` or none; raises what `Engine.submit` raises, and `RequestError` for too many.
+
+        A `QueueFullError` says when the requests that wait by now will have been answered, as far as one can tell.
+        """
         room = self._engine.info.max_num_seqs + self._engine.info.max_queue
         if len(requests) > room:
             raise RequestError(f"{len(requests)} choices of one request; the server holds {room} at most", param="n")
         ids = [request.request_id for request in requests]
         generation = Generation(self, ids)
         submitted: list[str] = []
+        if not self._waiting:
+            self._pace.began()
         try:
             for request in requests:
                 self._waiting[request.request_id] = generation
                 self._engine.submit(request)
                 submitted.append(request.request_id)
-        except BaseException:
+        except BaseException as error:
             self.drop(submitted)
             for name in ids:
                 self._waiting.pop(name, None)
+            if isinstance(error, QueueFullError):
+                error.retry_after = self._pace.until(max(1, self._engine.stats().num_waiting))
             raise
         self._open.add(generation)
         self._empty.clear()
@@ -163,6 +172,8 @@ class Router:
 
     def _deliver(self, outputs: tuple[EngineOutput, ...]) -> None:
         for output in outputs:
+            if output.finish_reason is not None:
+                self._pace.ended()
             generation = self._waiting.get(output.request_id)
             if generation is None:
                 continue

@@ -106,4 +106,7 @@ class ServeSettings(Settings):
 
     def engine_options(self) -> dict[str, Any]:
         own = [name for name in ServeSettings.model_fields if name.startswith("prefix_")]
-        return super().engine_options() | {name: getattr(self, name) for name in ("max_queue", "draft", *own)}
+        # On a CPU the largest steps would take minutes and show nothing: its memory is not counted.
+        warm_up = "auto" if self.warm_up in ("auto", "full") else "off"
+        options = {name: getattr(self, name) for name in ("max_queue", "draft", *own)}
+        return super().engine_options() | options | {"warm_up": warm_up}

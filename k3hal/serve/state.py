@@ -114,7 +114,7 @@ class ServerState:
         if asked not in self.config.model_names:
             raise HttpError(
                 404,
-                f"the model {asked!r} does not exist; this server has {', '.join(self.config.model_names)}",
+                f"the model {asked!r:.100} does not exist; this server has {', '.join(self.config.model_names)}",
                 kind="invalid_request_error",
                 code="model_not_found",
                 param="model",

@@ -91,10 +91,12 @@ def _checked(name: str, value: object, defaults: ThinkingDefaults) -> str:
 def _check_preserved(detail: Mapping[str, Any], template: Mapping[str, Any]) -> None:
     hint = "leave reasoning_content out of the messages whose thinking should not be seen"
     if detail.get("keep") not in (None, "all"):
-        raise RequestError(f'thinking.keep must be "all", got {detail["keep"]!r}', hint=hint, param="thinking.keep")
+        raise RequestError(
+            f'thinking.keep must be "all", got {detail["keep"]!r:.100}', hint=hint, param="thinking.keep"
+        )
     name, value = "chat_template_kwargs.preserve_thinking", template.get("preserve_thinking")
     if value is not None and value is not True:
-        raise RequestError(f"{name} must be true, got {value!r}", hint=hint, param=name)
+        raise RequestError(f"{name} must be true, got {value!r:.100}", hint=hint, param=name)
 
 
 def _switch(detail: Mapping[str, Any]) -> bool | None:
@@ -102,7 +104,9 @@ def _switch(detail: Mapping[str, Any]) -> bool | None:
     if kind is None:
         return None
     if not isinstance(kind, str) or kind not in _TYPES:
-        raise RequestError(f"thinking.type must be one of {', '.join(_TYPES)}, got {kind!r}", param="thinking.type")
+        raise RequestError(
+            f"thinking.type must be one of {', '.join(_TYPES)}, got {kind!r:.100}", param="thinking.type"
+        )
     return _TYPES[kind]
 
 

@@ -39,12 +39,14 @@ def read_tools(body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -
         for i, tool in enumerate(entries):
             name = tool["function"]["name"]
             if name in tools:
-                raise RequestError(f"the tool name {name!r} appears twice", param=f"{param}[{i}].function.name")
+                raise RequestError(f"the tool name {name!r:.100} appears twice", param=f"{param}[{i}].function.name")
             tools[name] = tool
     choice, allowed = _tool_choice(body.get("tool_choice"), tools)
     parallel = body.get("parallel_tool_calls")
     if not isinstance(parallel, (bool, type(None))):
-        raise RequestError(f"parallel_tool_calls must be true or false, got {parallel!r}", param="parallel_tool_calls")
+        raise RequestError(
+            f"parallel_tool_calls must be true or false, got {parallel!r:.100}", param="parallel_tool_calls"
+        )
     return ToolSetup(tuple(declared), tools, choice, allowed, parallel is not False)
 
 
@@ -62,7 +64,7 @@ def _check_tool(tool: object, where: str) -> None:
     if not isinstance(tool, Mapping):
         raise RequestError(f"{where} must be an object", param=where)
     if tool.get("type") != "function":
-        raise RequestError(f'{where}.type must be "function", got {tool.get("type")!r}', param=f"{where}.type")
+        raise RequestError(f'{where}.type must be "function", got {tool.get("type")!r:.100}', param=f"{where}.type")
     function, where = tool.get("function"), f"{where}.function"
     if not isinstance(function, Mapping):
         raise RequestError(f"{where} must be an object", param=where)
@@ -71,7 +73,9 @@ def _check_tool(tool: object, where: str) -> None:
     if not isinstance(function.get("parameters"), (Mapping, type(None))):
         raise RequestError(f"{where}.parameters must be a JSON schema, an object", param=f"{where}.parameters")
     if not isinstance(function.get("strict"), (bool, type(None))):
-        raise RequestError(f"{where}.strict must be true or false, got {function['strict']!r}", param=f"{where}.strict")
+        raise RequestError(
+            f"{where}.strict must be true or false, got {function['strict']!r:.100}", param=f"{where}.strict"
+        )
 
 
 def _tool_choice(value: object, tools: Mapping[str, Tool]) -> tuple[str, tuple[str, ...]]:
@@ -85,7 +89,7 @@ def _tool_choice(value: object, tools: Mapping[str, Tool]) -> tuple[str, tuple[s
     value = "auto" if value is None else value
     if not isinstance(value, str) or value not in ("auto", "none", "required"):
         raise RequestError(
-            f"tool_choice must be auto, none, required or a function, got {value!r}", param="tool_choice"
+            f"tool_choice must be auto, none, required or a function, got {value!r:.100}", param="tool_choice"
         )
     if value == "required" and not tools:
         raise RequestError("tool_choice is required but the request has no tools", param="tool_choice")
@@ -99,7 +103,7 @@ def _allowed_tools(value: Mapping[str, Any], tools: Mapping[str, Tool]) -> tuple
         raise RequestError(f"{where} must be an object", param=where)
     mode, entries = given.get("mode", "auto"), given.get("tools")
     if mode not in ("auto", "required"):
-        raise RequestError(f"{where}.mode must be auto or required, got {mode!r}", param=f"{where}.mode")
+        raise RequestError(f"{where}.mode must be auto or required, got {mode!r:.100}", param=f"{where}.mode")
     if not isinstance(entries, list) or not entries:
         raise RequestError(f"{where}.tools must be a non-empty list", param=f"{where}.tools")
     names = [_named(entry, tools, f"{where}.tools[{i}]") for i, entry in enumerate(entries)]
@@ -112,5 +116,5 @@ def _named(value: object, tools: Mapping[str, Tool], param: str) -> str:
     if not isinstance(name, str):
         raise RequestError(f"{param} must be {_FUNCTION_CHOICE}", param=param)
     if name not in tools:
-        raise RequestError(f"{param} names {name!r}, which is not among the tools", param=param)
+        raise RequestError(f"{param} names {name!r:.100}, which is not among the tools", param=param)
     return name

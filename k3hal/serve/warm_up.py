@@ -101,7 +101,7 @@ def _scope(path: str) -> Scope:
         "raw_path": path.encode(),
         "root_path": "",
         "query_string": b"",
-        "headers": [(b"x-request-id", b"warm-up")],
+        "headers": [(b"x-request-id", b"warm-up"), (b"content-type", b"application/json")],
         "client": None,
         "server": None,
         INTERNAL: True,

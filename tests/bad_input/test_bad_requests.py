@@ -24,7 +24,7 @@ HI = [{"role": "user", "content": "Hi"}]
 def client(nano_dir: Path) -> Iterator[TestClient]:
     built = build_engine(str(nano_dir), device="cpu", dtype="float32", max_model_len=512, max_num_seqs=4)
     state = ServerState(built.engine, built.tokenizer, ServerConfig(model_names=("nano",), warm_up="off"))
-    with TestClient(create_app(state)) as client:
+    with TestClient(create_app(state), headers={"Content-Type": "application/json"}) as client:
         yield client
 
 

@@ -16,6 +16,8 @@ from k3hal.conform.result import BAD
 
 from .synthetic_report import HOSTILE, hostile_report, synthetic_report, write_package
 
+pytestmark = pytest.mark.tools
+
 Open = Callable[..., Any]
 
 

@@ -43,6 +43,7 @@ def random_script(seed: int) -> Script:
         "max_num_batched_tokens": rng.choice([6, 11, 24, 64]),
         "policy": rng.choice(POLICIES[1:]),
         "async_depth": rng.choice([1, 1, 2, 3]),
+        "graphs": random.Random(f"graphs {seed}").random() < 0.3,
         "drafts": rng.choice([0, 0, 1, 3, 7]),
         "wrong_drafts": rng.choice([1, 2, 5, 1000]),
     }

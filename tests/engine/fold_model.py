@@ -92,6 +92,10 @@ class FoldModel:
         tokens, kv_rows = batch.token_ids.tolist(), batch.kv_rows.tolist()
         hidden: list[np.ndarray] = []
         for number, (slot, pages, context, begin, end) in enumerate(_spans(batch)):
+            if context < 0:
+                assert (slot, kv_rows[begin]) == (0, -1), "a padding row that would write"
+                hidden.append(_pack(0))
+                continue
             assert slot > 0, "a sequence in the null slot"
             after: list[tuple[int, list[float]]] = []
             prefix = self._read(cells, slot, pages, context) if context else 0
@@ -121,7 +125,8 @@ class FoldModel:
         prefixes = _unpack(hidden.numpy())
         logits = np.stack([fold_logits(p) for p in prefixes])
         for i, prefix in enumerate(prefixes):
-            if self.parents[prefix][1] in self.poison:
+            # 0 is a padding row's.
+            if prefix and self.parents[prefix][1] in self.poison:
                 logits[i, 3] = np.nan
         return torch.from_numpy(logits)
 
@@ -170,7 +175,7 @@ class _Cells:
 
 
 def _spans(batch: StepBatch) -> list[tuple[int, list[int], int, int, int]]:
-    """(slot, pages, context, first row, end row) of every sequence."""
+    """(slot, pages, context, first row, end row) of every sequence; the context of a padding row is -1."""
     spans: list[tuple[int, list[int], int, int, int]] = []
     if (decode := batch.decode) is not None:
         for i in range(decode.size):

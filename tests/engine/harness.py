@@ -17,15 +17,18 @@ from k3hal.engine.cache.keys import NO_CONTEXT
 from k3hal.engine.cache.policies import make_policy
 from k3hal.engine.cache.prefix import PrefixCache
 from k3hal.engine.core import EngineCore
-from k3hal.engine.flights import Execute, Flights, Later
+from k3hal.engine.flights import Flights, Later, Runner
+from k3hal.engine.graphs import GraphLimits
 from k3hal.engine.interface import EngineInfo, EngineOutput, EngineRequest, PrefixContext
 from k3hal.engine.request import Request
 from k3hal.engine.runner import ModelRunner
 from k3hal.engine.sampler import Sampler
 from k3hal.engine.scheduler import Scheduler
+from k3hal.engine.staging import Staging
 from k3hal.engine.step_plan import NOT_YET, StepPlan
 from k3hal.sampling_params import SamplingParams
 
+from .closure_runtime import ClosureRuntime
 from .fold_model import VOCAB, FoldModel, fold, fold_layout, fold_logits
 from .tier_kit import TierKit
 
@@ -40,8 +43,8 @@ class LateFlights(Flights):
         super().__init__(1)
         self.depth = depth
 
-    def _answer(self, execute: Execute, plan: StepPlan) -> Later:
-        return Later(execute, plan)
+    def _answer(self, runner: Runner, plan: StepPlan) -> Later:
+        return Later(runner, plan)
 
 
 @dataclass
@@ -84,6 +87,8 @@ class Harness:
     match_unit: int = 4
     tier: dict[str, Any] | None = None
     async_depth: int = 1
+    graphs: bool = False
+    """Steps are launched ahead, and replays where they only decode."""
     drafts: int = 0
     wrong_drafts: int = 5
     steps: int = 0
@@ -133,13 +138,19 @@ class Harness:
         )
         self.plan_step, self.scheduler.schedule = self.scheduler.schedule, self.schedule
         self.free_left, self.scheduler.free_left = self.scheduler.free_left, self.count_left
-        sampler = Sampler(VOCAB, self.max_num_seqs, CPU, sample)
-        mover = self.kit.mover if self.kit else None
-        self.runner = ModelRunner(self.model, self.arena, sampler, step_metadata, self.copy_pages, mover)
+        self.runtime = ClosureRuntime() if self.graphs else None
+        staging = Staging(CPU, self.runtime)
+        sampler = Sampler(VOCAB, self.max_num_seqs, CPU, sample, staging)
+        limits = GraphLimits(self.max_num_seqs, -(-self.max_model_len // self.page_tokens), least_width=2)
+        self.runner = ModelRunner(
+            self.model, self.arena, sampler, step_metadata, self.copy_pages, self.kit.mover if self.kit else None,
+            staging=staging, runtime=self.runtime, graphs=limits,
+        )  # fmt: skip
+        self.runner.prepare()
         limits = (self.max_num_seqs, self.max_num_batched_tokens, self.max_queue)
         info = EngineInfo(self.max_model_len, VOCAB, (EOS,), *limits, "cpu")
         self.core = EngineCore(self.scheduler, self.runner, info)
-        self.core.flights = LateFlights(self.async_depth)
+        self.core.flights = Flights(self.async_depth) if self.graphs else LateFlights(self.async_depth)
 
     def restart(self, *, in_order: bool) -> None:
         """A new process; the old one wrote what waited to be written only when it ended in order."""

@@ -36,6 +36,7 @@ PROMPT = [2, 3, 4, 5, 6, 7]
             "max_num_seqs": st.sampled_from([1, 3, 6]),
             "max_num_batched_tokens": st.sampled_from([6, 7, 16, 33, 64]),
             "async_depth": st.integers(1, 3),
+            "graphs": st.booleans(),
             "drafts": st.sampled_from([0, 0, 1, 3, 7]),
             "wrong_drafts": st.sampled_from([1, 2, 5, 1000]),
             "policy": st.sampled_from(["none", "interval:4", "cost"]),
@@ -84,14 +85,15 @@ def test_a_step_that_runs_on_a_thread_is_waited_for_when_it_is_dropped() -> None
     scheduled = harness.scheduler.schedule()
     assert scheduled is not None
 
-    def execute(plan: StepPlan) -> StepResult:
-        begun.set()
-        assert go.wait(10)
-        ran.append(plan.epoch)
-        return StepResult(plan.epoch, [0])
+    class Slow:
+        def execute(self, plan: StepPlan) -> StepResult:
+            begun.set()
+            assert go.wait(10)
+            ran.append(plan.epoch)
+            return StepResult(plan.epoch, [0])
 
     for _ in range(2):
-        flights.start(execute, *scheduled)
+        flights.start(Slow(), *scheduled)
     assert begun.wait(10)
     threading.Timer(0.05, go.set).start()
     assert len(flights.drop(flights.land())) == 2

@@ -100,16 +100,29 @@ REQUESTS = st.lists(
 
 
 @settings(max_examples=20, deadline=None)
-@given(REQUESTS, st.integers(8, 12), st.sampled_from([6, 13, 64]), st.integers(1, 3), st.sampled_from([0, 3]))
+@given(
+    REQUESTS,
+    st.integers(8, 12),
+    st.sampled_from([6, 13, 64]),
+    st.integers(1, 3),
+    st.sampled_from([0, 3]),
+    st.booleans(),
+)
 def test_neighbours_chunks_preemption_depth_and_drafts_change_nothing(
     requests: list[tuple[list[int], SamplingParams, Modular | None]],
     num_runs: int,
     budget: int,
     depth: int,
     drafts: int,
+    graphs: bool,
 ) -> None:
     harness = Harness(
-        num_runs=num_runs, max_num_seqs=6, max_num_batched_tokens=budget, async_depth=depth, drafts=drafts
+        num_runs=num_runs,
+        max_num_seqs=6,
+        max_num_batched_tokens=budget,
+        async_depth=depth,
+        drafts=drafts,
+        graphs=graphs,
     )
     for number, request in enumerate(requests):
         add(harness, f"r{number}", *request)

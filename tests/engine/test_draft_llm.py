@@ -172,3 +172,12 @@ def test_a_wrong_drafter_is_refused(text: str) -> None:
 def test_drafts_need_tokens_that_are_known() -> None:
     with pytest.raises(UsageError, match="draft 'ngram:3' and async_depth 2 are both given"):
         EngineOptions.of(draft="ngram:3", async_depth=2)
+
+
+def test_the_memory_of_drafts_is_planned_and_has_a_name(nano_dir: Path) -> None:
+    from k3hal.cli.memory_table import WHAT
+
+    with LLM(nano_dir, **SIZES, draft="ngram:5") as llm:
+        parts = {name: size for name, size, _ in llm._engine.memory.items()}
+        config = llm._engine.runner.model.cfg  # pyright: ignore[reportAttributeAccessIssue]
+    assert parts["drafts"] > 4 * (5 + 1) * 4 * config.vocab_size and parts.keys() <= WHAT.keys()

@@ -217,7 +217,7 @@ def test_real_sequences_are_independent_of_batch_chunks_and_preemption(nano_dir:
     options: dict[str, Any] = {"device": "cpu", "dtype": "float32", **sizes}
     memory = build_engine(str(nano_dir), **options).memory
     run = memory.cache // memory.num_runs
-    budget = (memory.weights + memory.workspace + 9 * run) / GB
+    budget = (memory.needs.total + 9 * run) / GB
     with LLM(nano_dir, memory_budget=budget + 1e-9, **options) as tight:
         outputs = tight.generate(prompts, each)
         stats = tight._engine.engine.stats()

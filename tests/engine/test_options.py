@@ -13,7 +13,7 @@ from k3hal.dispatch.device import DeviceDescription
 from k3hal.engine.build import build_engine, choose_dtypes
 from k3hal.engine.cache.layout import CacheLayout
 from k3hal.engine.generation_config import read_generation_config
-from k3hal.engine.memory import GB, Workspace, plan_memory, workspace_bytes
+from k3hal.engine.memory import GB, Needs, estimated_needs, plan_memory, workspace_bytes
 from k3hal.engine.options import EngineOptions
 from k3hal.engine.sampling import GenerationDefaults
 from k3hal.errors import CapacityError, ConfigError, UsageError
@@ -114,10 +114,12 @@ CONFIG = ModelConfig.from_json(preset_config("nano"))
 LAYOUT = CacheLayout.of(CONFIG, torch.float32)
 
 
+NEEDS = Needs(weights=10**7, workspace=10**7)
+
+
 def plan(**changes: Any) -> Any:
     given = {
-        "weights": 10**7,
-        "workspace": Workspace(512, 9 * 10**6, 4, 10**6),
+        "needs": NEEDS,
         "free": 10 * GB,
         "budget": None,
         "on_cpu": True,
@@ -136,8 +138,8 @@ def test_the_cache_takes_what_the_sequences_need_and_no_more() -> None:
 
 def test_a_budget_bounds_everything_and_the_length_follows() -> None:
     made = plan(budget=GB)
-    assert made.weights + made.workspace + made.cache <= GB
-    assert made.weights + made.workspace + made.cache > GB - LAYOUT.run_bytes
+    assert made.total <= GB
+    assert made.total > GB - LAYOUT.run_bytes
     longest = LAYOUT.longest_sequence(made.num_runs)
     assert longest is not None
     assert made.max_model_len == min(longest, CONFIG.max_position_embeddings)
@@ -146,7 +148,7 @@ def test_a_budget_bounds_everything_and_the_length_follows() -> None:
 def test_a_cpu_without_a_budget_takes_at_most_half_and_four_gb_of_cache() -> None:
     assert plan(free=100 * GB).cache <= 4 * GB
     small = plan(free=GB)
-    assert small.weights + small.workspace + small.cache <= GB // 2
+    assert small.total <= GB // 2
     assert plan(free=100 * GB, on_cpu=False, max_num_seqs=1000).cache > 50 * GB
 
 
@@ -187,7 +189,7 @@ def test_a_length_beyond_the_models_positions_is_refused() -> None:
 )
 def test_a_step_that_does_not_fit_is_refused_by_its_flag(tokens: int, rows: int, flag: str) -> None:
     with pytest.raises(CapacityError, match="GB are missing") as caught:
-        plan(workspace=workspace_bytes(CONFIG, 4, tokens, rows))
+        plan(needs=estimated_needs(CONFIG, 10**7, 4, tokens, rows, counted=False, num_graphs=0))
     assert str(caught.value).endswith(flag)
 
 

@@ -27,6 +27,7 @@ from k3hal.serve.xtml import Segment, close_tag, element, encode, open_tag
 from k3hal.tokenizer import END_OF_MSG, Tokenizer
 
 TOKENIZER = Tokenizer(synthetic_ranks())
+JSON_TYPE = {"Content-Type": "application/json"}
 HI = [{"role": "user", "content": "Hi"}]
 
 
@@ -38,7 +39,7 @@ class RunningServer:
     engine: ReplayEngine
 
     def client(self, **options) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=20, **options)
+        return httpx.Client(base_url=self.url, timeout=20, **{"headers": JSON_TYPE, **options})
 
 
 @contextlib.contextmanager

@@ -156,8 +156,8 @@ async def declared_giant(client: Client) -> int:
 async def real_giant(client: Client) -> int:
     """One that only turns out to be too large, in chunks: refused, or the connection closed on the rest."""
     chunk = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
-    return (await client.send(head + chunk * 6))[0]
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    return (await client.send(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode() + chunk * 6))[0]
 
 
 async def half_a_body(client: Client) -> int:

@@ -67,6 +67,7 @@ def test_openai_agents_call_their_tools(running, calling, turn, agents, api_of, 
         assert "<|open|>think<|sep|>Two sums.<|close|>think" in prompts[1]
 
 
+@pytest.mark.tools
 def test_the_clients_of_node_understand_the_server(running, calling, turn):
     node, script = shutil.which("node"), Path(__file__).with_name("node_clients.cjs")
     probe = [node or "", "-e", "require('openai'); require('@anthropic-ai/sdk')"]

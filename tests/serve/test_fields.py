@@ -179,7 +179,8 @@ def test_a_body_that_never_comes_is_408(running, plain):
 
     with running([plain("a")], body_timeout=0.2) as server:
         with socket.create_connection(server.url.removeprefix("http://").split(":")) as raw:
-            raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
+            declared = b"Content-Type: application/json\r\nContent-Length: 10\r\n"
+            raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + declared + b"\r\n{")
             answer = raw.makefile("rb").read()
         assert b" 408 " in answer.split(b"\r\n")[0]
         assert json.loads(answer.split(b"\r\n\r\n")[1])["error"]["message"] == "the body took longer than 0.2 s"

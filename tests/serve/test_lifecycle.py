@@ -111,7 +111,8 @@ def test_a_client_that_leaves_before_the_first_token_is_noticed(running, stream)
     body = json.dumps({**BODY, "stream": stream}).encode()
     with running([STUCK]) as server:
         with socket.create_connection(server.url.removeprefix("http://").split(":")) as raw:
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            head += f"Content-Length: {len(body)}\r\n\r\n"
             raw.sendall(head.encode() + body)
             eventually(lambda: server.engine.stats().num_running == 1)
         eventually(lambda: server.engine.stats().num_running == 0, 1.0)

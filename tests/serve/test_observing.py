@@ -145,6 +145,9 @@ def test_an_answer_that_takes_too_long_is_504(running, plain):
         eventually(lambda: server.engine.stats().num_running == 0)
 
 
+TYPE = b"Content-Type: application/json\r\n"
+
+
 def connect(server):
     return socket.create_connection(server.url.removeprefix("http://").split(":"), timeout=5)
 
@@ -165,7 +168,9 @@ def test_a_client_that_never_reads_is_dropped(running, plain):
     body = json.dumps({"prompt": "x", "max_tokens": 300_000, "stream": True, "logprobs": 5}).encode()
     with running([endless], write_timeout=0.3) as server, connect(server) as raw, server.client() as http:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        raw.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + TYPE + b"Content-Length: %d\r\n\r\n" % len(body) + body
+        )
         eventually(lambda: server.engine.stats().generation_tokens > 0)
         eventually(lambda: "k3hal_client_disconnects_total{" in http.get("/metrics").text, 20)
         assert server.engine.stats().num_running == 0

@@ -15,6 +15,8 @@ from k3hal.engine.replay_file import ReplayLine
 from .conftest import TOKENIZER, Scripted
 from .page_driver import HOSTILE, IDLE, PLAN, Show, answer_once, ask, bodies, set_tools, settled, until
 
+pytestmark = pytest.mark.tools
+
 
 def test_an_answer_is_streamed_with_its_thinking_folded(api: Scripted, turn: Any, show: Show) -> None:
     page = show(api.server.url)

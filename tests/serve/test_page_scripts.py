@@ -16,6 +16,8 @@ import pytest
 from .conftest import Scripted
 from .page_driver import Show
 
+pytestmark = pytest.mark.tools
+
 Call = Callable[..., Any]
 
 

@@ -14,6 +14,8 @@ import pytest
 from .conftest import Scripted
 from .page_driver import PLAN, Show, ask, set_tools, settled, until
 
+pytestmark = pytest.mark.tools
+
 
 def test_a_server_that_starts_drains_goes_and_comes_back(running: Any, turn: Any, show: Show) -> None:
     with running([turn("", "a")]) as server:

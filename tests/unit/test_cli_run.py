@@ -106,7 +106,7 @@ def test_a_verb_may_raise_typer_exit(verb: Any) -> None:
         (["doctro"], "No such command 'doctro'. Did you mean 'doctor'? (see `k3hal --help`)"),
         (["--bogus"], "No such option: --bogus (see `k3hal --help`)"),
         (["doctor", "--jsn"], "No such option: --jsn (Possible options: --json) (see `k3hal doctor --help`)"),
-        (["doctor", "extra"], "Got unexpected extra argument(s) (extra) (see `k3hal doctor --help`)"),
+        (["doctor", "one", "extra"], "Got unexpected extra argument(s) (extra) (see `k3hal doctor --help`)"),
     ],
 )
 def test_usage_errors_are_4(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

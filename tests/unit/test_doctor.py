@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,3 +84,47 @@ def test_a_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.setattr(facts, "_REQUIRED", ("torch", "no-such-distribution"))
     assert main(["doctor"]) == 1
     assert "problem   package no-such-distribution is not installed" in capsys.readouterr().out
+
+
+def test_the_memory_of_a_model(nano_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--device", "cpu", "--max-model-len", "1000", "--max-num-seqs", "3"]
+    assert main(["doctor", str(nano_dir), *sizes, "--json"]) == 0
+    memory = json.loads(capsys.readouterr().out)["memory"]
+    assert (memory["model"], memory["device"], memory["max_model_len"]) == (nano_dir.name, "cpu", 1000)
+    assert [item["item"] for item in memory["items"]] == ["weights", "cache", "workspace", "buffers"]
+    assert {item["known"] for item in memory["items"]} == {"computed"}
+    assert memory["total"] == sum(item["bytes"] for item in memory["items"]) < memory["budget"] < memory["free"]
+    assert main(["doctor", str(nano_dir), *sizes]) == 0
+    shown = capsys.readouterr().out
+    assert f"memory of {nano_dir.name} on cpu: " in shown
+    assert {"weights", "cache", "workspace", "buffers"} <= {
+        line.split()[0] for line in shown.splitlines() if line.strip()
+    }
+
+
+def test_a_model_that_does_not_fit_is_a_problem(nano_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", str(nano_dir), "--device", "cpu", "--memory-budget", "0.01", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["memory"] is None
+    assert "GB are missing" in report["problems"][0]
+    assert "--memory-budget" in report["problems"][0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--max-num-seqs", "3"], "--max-num-seqs is given without a MODEL"),
+        (["/nowhere"], "'/nowhere' is not a directory"),
+        (["MODEL", "--max-num-seqs", "0"], "max-num-seqs"),
+        (["MODEL", "--device", "gpu"], "unknown device 'gpu'"),
+        (["MODEL", "--max-num-seqs", "9", "--max-num-batched-tokens", "8"], "below max_num_seqs 9"),
+    ],
+)
+def test_a_model_or_sizes_that_are_none_are_bad_input(
+    nano_dir: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    given = [str(nano_dir) if word == "MODEL" else word for word in arguments]
+    assert main(["doctor", *given]) == 4
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert (shown.out, shown.err.count("\n")) == ("", 1)

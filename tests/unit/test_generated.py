@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from k3hal.checkpoints import generated_model, open_model, resolve_model
-from k3hal.engine.build import build, weight_bytes
+from k3hal.engine.build import build
 from k3hal.engine.interface import EngineRequest
 from k3hal.engine.options import EngineOptions
+from k3hal.engine.room import weight_bytes
 from k3hal.errors import CapacityError, K3HALError, UsageError
 from k3hal.llm import LLM
 from k3hal.model.config import ModelConfig

@@ -24,7 +24,7 @@ class Tiling:
     stages: int
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows",))  # pyright: ignore[reportCallIssue, reportArgumentType]
 def _head_linear(
     x, weight, out, x_row, x_head, weight_head, weight_row, weight_column, rows, heads,
     OUTPUTS: tl.constexpr, IN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,

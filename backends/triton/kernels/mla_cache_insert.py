@@ -17,7 +17,7 @@ def _stored(values, kind: tl.constexpr):
     return values.to(kind)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("count",))  # pyright: ignore[reportCallIssue, reportArgumentType]
 def _insert(
     latent, k_pe, cache, rows, latent_row, rope_row, page_stride, entry_stride, count,
     RANK: tl.constexpr, ROPE: tl.constexpr, PAGE: tl.constexpr,

@@ -20,6 +20,11 @@ LOG2_E = 1.4426950408889634
 MERGED_AT_ONCE = 16
 UPRIGHT = 64
 """Heads of a block from which on it is not turned."""
+LEAST_BATCH = 16
+"""Sequences that the smallest kernel is made for: all smaller batches share it."""
+_OF_THE_BATCH = ("table_row", "count", "max_splits")
+"""Numbers that change from batch to batch. A kernel made anew for each of their kinds would be made a dozen times, for
+seconds each, while a server captures its graphs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,7 @@ def _share(unit, splits, ends, BLOCK_BATCH: tl.constexpr):
     return n, unit - tl.sum(tl.where(tl.arange(0, BLOCK_BATCH) < n, splits, 0), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_OF_THE_BATCH)  # pyright: ignore[reportCallIssue, reportArgumentType]
 def _attend_upright(
     q, cache, table, seq_lens, out, partial, lse,
     q_row, q_head, page_stride, table_row, count, scale, max_splits,
@@ -128,7 +133,7 @@ def _attend_upright(
             tl.store(lse + part + of_block, top + tl.log2(total), of_block < HEADS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_OF_THE_BATCH)  # pyright: ignore[reportCallIssue, reportArgumentType]
 def _attend(
     q, cache, table, seq_lens, out, partial, lse,
     q_row, q_head, page_stride, table_row, count, scale, max_splits,
@@ -242,13 +247,13 @@ def mla_decode(
         lse = torch.empty((count, max_splits, heads), dtype=torch.float32, device=q.device)
     block_r = max(triton.next_power_of_2(kv_lora), 16)
     items = count * max_splits * triton.cdiv(heads, block_h)
-    upright = block_h >= UPRIGHT
+    upright, block_batch = block_h >= UPRIGHT, max(triton.next_power_of_2(count), LEAST_BATCH)
     shapes = (tiling.rows, tiling.chunk, tiling.splits, tiling.stages)
     (_attend_upright if upright else _attend)[(min(items, resident(q.device, tiling.per_sm)),)](
         q, kv_cache, page_table, seq_lens, out, partial, lse,
         q.stride(0), q.stride(1), kv_cache.stride(0), page_table.stride(0), count, scale * LOG2_E, max_splits,
         heads, kv_lora, entry - kv_lora, page,
-        triton.next_power_of_2(count), block_h, block_r, max(triton.next_power_of_2(entry - kv_lora), 16),
+        block_batch, block_h, block_r, max(triton.next_power_of_2(entry - kv_lora), 16),
         *(shapes if upright else (*shapes, tiling.twice)),
         num_warps=tiling.warps,
     )  # fmt: skip

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from k3hal.dispatch.plan import DispatchPlan
 from k3hal.dispatch.runtime import DeviceRuntime
 from k3hal.engine.cache.arena import CacheArena
+from k3hal.engine.cache.layout import CacheLayout
 from k3hal.engine.memory import GB
 from k3hal.engine.options import DEFAULT_HOST_GB, EngineOptions
 from k3hal.engine.tier.disk import DiskStore
@@ -31,16 +33,20 @@ DEFAULT_DISK_GB = 100.0
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """A connector, the mover that goes with it, and what its names start from (None: anything)."""
+    """A connector, the host memory behind it, and what its names start from (None: anything)."""
 
     connector: HostTier
-    mover: PageMover
+    host: Tensor
     seed: bytes | None
+
+    def mover(self, arena: CacheArena, runtime: DeviceRuntime) -> PageMover:
+        """What moves the pages of `arena`."""
+        return PageMover(arena.pages, self.host, runtime)
 
 
 def build_tier(
     options: EngineOptions,
-    arena: CacheArena,
+    layout: CacheLayout,
     runtime: DeviceRuntime,
     checkpoint: Checkpoint | GeneratedModel,
     plan: DispatchPlan,
@@ -48,7 +54,6 @@ def build_tier(
     """None when no flag asks for one. Raises `UsageError` or `CapacityError` when it cannot be had."""
     if not options.tier_flags:
         return None
-    layout = arena.layout
     shape = ObjectShape(
         page_tokens=layout.page_tokens,
         page_bytes=layout.page_bytes,
@@ -71,14 +76,14 @@ def build_tier(
             hint="lower --prefix-host-cache-gb",
         ) from error
     memory = host.numpy()
-    backing = _backing(options, shape, memory, lambda dates: _name(options, arena, checkpoint, plan, dates))
+    backing = _backing(options, shape, memory, lambda dates: _name(options, layout, checkpoint, plan, dates))
     try:
         connector = HostTier(memory, shape, ThreadJobs(), backing)
     except BaseException:
         if backing is not None:
             backing.close()  # its folder stays usable in this process
         raise
-    return Tier(connector, PageMover(arena.pages, host, runtime), backing.seed if backing else None)
+    return Tier(connector, host, backing.seed if backing else None)
 
 
 def _backing(
@@ -100,12 +105,16 @@ def _backing(
 
 
 def _name(
-    options: EngineOptions, arena: CacheArena, checkpoint: Checkpoint | GeneratedModel, plan: DispatchPlan, dates: bool
+    options: EngineOptions,
+    layout: CacheLayout,
+    checkpoint: Checkpoint | GeneratedModel,
+    plan: DispatchPlan,
+    dates: bool,
 ) -> str:
     """What stands for all that a stored state depends on. Hosts that share a store have copies of different dates."""
     return fingerprint(
         checkpoint,
-        arena.layout,
+        layout,
         plan,
         unit=options.prefix_match_unit,
         norm_eps=options.mla_latent_norm_eps,

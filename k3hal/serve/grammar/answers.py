@@ -121,7 +121,7 @@ def _arguments(name: str, function: Mapping[str, Any], arguments: ArgumentRules)
     schema, strict = function.get("parameters"), function.get("strict")
     if schema is None or strict is False or (not schema and not strict):
         return arguments.anything()
-    what = f"the parameters of tool {name!r}"
+    what = f"the parameters of tool {name!r:.100}"
     reader = SchemaReader(schema)
     try:
         rule = arguments.of(reader)

@@ -35,7 +35,9 @@ class Conversation:
     def _read(self, message: object, where: str) -> None:
         role = message.get("role") if isinstance(message, Mapping) else None
         if not isinstance(message, Mapping) or role not in ("user", "assistant", "system"):
-            raise RequestError(f"{where}.role must be user, assistant or system, got {role!r}", param=f"{where}.role")
+            raise RequestError(
+                f"{where}.role must be user, assistant or system, got {role!r:.100}", param=f"{where}.role"
+            )
         blocks = _blocks(message.get("content"), f"{where}.content")
         if role == "assistant":
             self._assistant(blocks, where)
@@ -123,7 +125,7 @@ def _part(block: object, where: str) -> dict[str, Any]:
     if kind == "image" and isinstance(source, Mapping):
         url = source.get("url") or f"data:{source.get('media_type')};base64,{source.get('data')}"
         return {"type": "image_url", "image_url": {"url": url}}
-    raise RequestError(f"{where} is a block of type {kind!r}, which is not supported here", param=where)
+    raise RequestError(f"{where} is a block of type {kind!r:.100}, which is not supported here", param=where)
 
 
 def _text(block: object, where: str, whose: str) -> str:

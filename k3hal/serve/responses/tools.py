@@ -78,11 +78,13 @@ def _check(tool: Mapping[str, Any], name: object, where: str, box: Toolbox) -> N
     if not isinstance(name, str) or not name:
         raise RequestError(f"{where}.name must be a non-empty string", param=f"{where}.name")
     if any(name == one["function"]["name"] for one in box.declared):
-        raise RequestError(f"{where}.name: the tool name {name!r} appears twice", param=f"{where}.name")
+        raise RequestError(f"{where}.name: the tool name {name!r:.100} appears twice", param=f"{where}.name")
     if not isinstance(tool.get("parameters"), (Mapping, type(None))):
         raise RequestError(f"{where}.parameters must be a JSON schema, an object", param=f"{where}.parameters")
     if not isinstance(tool.get("strict"), (bool, type(None))):
-        raise RequestError(f"{where}.strict must be true or false, got {tool['strict']!r}", param=f"{where}.strict")
+        raise RequestError(
+            f"{where}.strict must be true or false, got {tool['strict']!r:.100}", param=f"{where}.strict"
+        )
 
 
 def _about(tool: Mapping[str, Any]) -> Iterator[str]:

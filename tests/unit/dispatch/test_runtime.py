@@ -38,6 +38,35 @@ def test_it_knows_its_device_and_its_memory(runtime: DeviceRuntime) -> None:
     assert 0 < figures.free <= figures.total
 
 
+def test_what_tensors_hold_is_counted_and_limited_or_not_at_all(runtime: DeviceRuntime) -> None:
+    gc.collect()
+    runtime.reset_peak()
+    before = runtime.memory()
+    if before.held is None:
+        runtime.limit(0)
+        assert runtime.allocate(1 << 20).numel() == 1 << 20
+        assert before.peak is None
+        return
+    size = 100 << 20
+    arena = runtime.allocate(size)
+    during = runtime.memory()
+    assert during.held is not None
+    assert size <= during.held - before.held <= 2 * size
+    del arena
+    runtime.reset_peak()
+    after = runtime.memory()
+    assert (after.held, after.peak) == (before.held, before.held)
+    try:
+        runtime.limit(before.held + size // 2)
+        with pytest.raises(CapacityError):
+            runtime.allocate(size)
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(size, dtype=torch.uint8, device=runtime.device.torch_device)
+    finally:
+        runtime.limit(before.total)
+    assert runtime.allocate(size).numel() == size
+
+
 @pytest.mark.parametrize("num_bytes", [0, 1, 4096, 3_000_001])
 def test_an_arena_is_zeroed_aligned_bytes_on_the_device(runtime: DeviceRuntime, num_bytes: int) -> None:
     arena = runtime.allocate(num_bytes)
@@ -128,6 +157,29 @@ def test_a_graph_sees_what_its_tensors_hold_now_and_does_no_work_while_captured(
         assert bool((target == value + 1).all())
 
 
+def test_graphs_of_a_pool_use_the_same_memory_one_after_the_other(runtime: DeviceRuntime) -> None:
+    if not runtime.supports_graphs:
+        with pytest.raises(UnsupportedError, match="graph"):
+            runtime.graph_pool()
+        return
+    source, targets = runtime.allocate(1 << 22), [runtime.allocate(1 << 22) for _ in range(2)]
+
+    def work(target: torch.Tensor, add: int) -> None:
+        target.copy_((source + add) * 2)
+
+    pool = runtime.graph_pool()
+    graphs = []
+    for target, add in zip(targets, (1, 5), strict=True):
+        work(target, add)
+        graphs.append(runtime.capture(lambda target=target, add=add: work(target, add), pool))
+    for value in (3, 4):
+        source.fill_(value)
+        for graph in (*graphs, *graphs):
+            graph.replay()
+        runtime.synchronize()
+        assert [int(target[0]) for target in targets] == [2 * (value + 1), 2 * (value + 5)]
+
+
 def test_work_on_a_stream_takes_time_that_its_events_show(runtime: DeviceRuntime) -> None:
     arena = runtime.allocate(1 << 24)
     stream = runtime.new_stream()
@@ -136,6 +188,7 @@ def test_work_on_a_stream_takes_time_that_its_events_show(runtime: DeviceRuntime
         for _ in range(50):
             arena.add_(1)
         last = stream.record()
+    assert runtime.asynchronous or last.query()
     stream.synchronize()
     assert first.query()
     assert last.elapsed_since(first) > 0

@@ -1,0 +1,100 @@
+"""Real steps of an engine: how long its prompts and its decode steps take, and when the device had nothing to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any
+
+from k3hal.bench.engine import draw_prompts
+from k3hal.bench.spread import Spread
+from k3hal.dispatch.runtime import DeviceRuntime
+from k3hal.engine.build import BuiltEngine
+from k3hal.engine.interface import EngineRequest
+from k3hal.engine.step_times import StepTimes
+from k3hal.errors import CapacityError, UnsupportedError
+from k3hal.sampling_params import SamplingParams
+
+_WARM, _TIMED = 8, 48
+
+
+def engine_steps(
+    built: BuiltEngine, batches: Sequence[int], prompt: int, runtime: DeviceRuntime, say: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Of each batch the tokens/s of its prompts, the seconds of a step in which all decode, the share of idle time.
+
+    A sequence before them warms up. `idle` is None on a CPU. Raises `UnsupportedError` when a request fails.
+    """
+    out = []
+    _measured(built, draw_prompts(1, prompt, built.tokenizer.special_base, seed=0), runtime)
+    for batch in batches:
+        prompts = draw_prompts(batch, prompt, built.tokenizer.special_base, seed=batch)
+        try:
+            row = _measured(built, prompts, runtime)
+        except CapacityError as error:
+            say(f"engine, {batch} at once: {error}")
+            continue
+        idle = "" if row["idle"] is None else f", device idle {100 * row['idle']:.1f} %"
+        say(f"engine, {batch} at once: step {1e6 * row['step']['median']:.0f} us{idle}")
+        out.append(row)
+    return out
+
+
+def _measured(built: BuiltEngine, prompts: Sequence[list[int]], runtime: DeviceRuntime) -> dict[str, Any]:
+    core = built.engine.core
+    # Steps planned ahead, and prompts that end in different steps, take some more.
+    params = SamplingParams(temperature=0.0, max_tokens=2 * (_WARM + _TIMED) + 64, ignore_eos=True)
+    begun = time.perf_counter()
+    for index, prompt in enumerate(prompts):
+        core.add(EngineRequest(f"slice-{index}", prompt, params))
+    try:
+        decoding: set[str] = set()
+        while len(decoding) < len(prompts):
+            decoding |= set(_step(built))
+        prompts_taken = time.perf_counter() - begun
+        for _ in range(_WARM):
+            _step(built)
+        steps, times = _timed(built, runtime)
+    finally:
+        core.abort_all()
+        while core.has_work:
+            core.step()
+    runtime.synchronize()
+    host = {part: median(getattr(times, part)) for part in ("schedule", "launch", "wait", "deliver")}
+    return {
+        "batch": len(prompts),
+        "prompt": len(prompts[0]),
+        "depth": core.flights.depth,
+        "prefill_tokens_per_s": sum(map(len, prompts)) / prompts_taken,
+        "tokens_per_s": len(prompts) / median(steps),
+        "step": dataclasses.asdict(Spread.of(steps)),
+        "host": host,
+        "device": median(times.device()) if times.runtime else None,
+        "idle": times.idle_share() if times.runtime else None,
+    }
+
+
+def _timed(built: BuiltEngine, runtime: DeviceRuntime) -> tuple[list[float], StepTimes]:
+    """Seconds of each of some steps, and how host and device spent them."""
+    times = StepTimes(runtime if built.runner.asynchronous else None)
+    built.engine.core.timings = built.runner.timings = times
+    steps = []
+    try:
+        for _ in range(_TIMED):
+            begun = time.perf_counter()
+            _step(built)
+            steps.append(time.perf_counter() - begun)
+    finally:
+        built.engine.core.timings = built.runner.timings = None
+    return steps, times
+
+
+def _step(built: BuiltEngine) -> list[str]:
+    """One step; the requests that got tokens in it."""
+    outputs = built.engine.core.step()
+    failed = next((output.error for output in outputs if output.finish_reason == "error"), None)
+    if failed:
+        raise UnsupportedError(f"the engine failed during the measurement: {failed}")
+    return [output.request_id for output in outputs if output.token_ids]

@@ -1,0 +1,183 @@
+"""Fitting an engine into a device's memory: what it takes is measured before the cache gets the rest."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from k3hal.dispatch.runtime import DeviceRuntime
+from k3hal.engine.cache.arena import CacheArena
+from k3hal.engine.memory import MemoryPlan, Needs, gb, margin_for
+from k3hal.engine.warmup import Runner, Sizes, Trial, trials
+from k3hal.errors import CapacityError
+
+_FEW_RUNS = 3
+"""Runs of an arena that steps can be tried on: the null run, one of pages, one of a state."""
+
+
+class Gauge:
+    """Bytes that are taken of a device from when this is made on, by tensors and beside them."""
+
+    def __init__(self, runtime: DeviceRuntime) -> None:
+        self._runtime = runtime
+        runtime.reset_peak()
+        self._start = runtime.memory()
+        self.counted = self._start.held is not None
+
+    @property
+    def free(self) -> int:
+        """Free bytes at the start."""
+        return self._start.free
+
+    def held(self) -> int:
+        """Bytes of tensors, and of what is kept for the next ones."""
+        return (self._runtime.memory().held or 0) - (self._start.held or 0)
+
+    def peak(self) -> int:
+        """Most bytes of tensors since `restart`."""
+        return (self._runtime.memory().peak or 0) - (self._start.held or 0)
+
+    def outside(self) -> int:
+        """Bytes taken by other things than tensors. Other processes' count too where they share the device."""
+        return max(self._start.free - self._runtime.memory().free - self.held(), 0)
+
+    def restart(self) -> None:
+        self._runtime.reset_peak()
+
+    def settle(self) -> None:
+        """Let go of what nobody refers to any more, so that what is held is what is in use."""
+        if self.counted:
+            gc.collect()
+        self.restart()
+
+    def limit(self, num_bytes: int) -> None:
+        self._runtime.limit((self._start.held or 0) + max(num_bytes, 0))
+
+
+R = TypeVar("R", bound=Runner)
+
+
+class Fitting(Generic[R]):
+    """Makes an engine's runner over a cache as large as the device truly has room for.
+
+    `make` makes a runner over an arena for sequences of so many tokens, `replan` a plan from what is needed. `prepare`
+    captures a runner's graphs. With `try_out` the largest steps run first, and an engine that could run out of memory
+    under traffic is refused.
+    """
+
+    def __init__(
+        self,
+        runtime: DeviceRuntime,
+        gauge: Gauge,
+        estimate: MemoryPlan,
+        replan: Callable[[Needs], MemoryPlan],
+        make: Callable[[CacheArena, int], R],
+        prepare: Callable[[R], None] | None = None,
+        *,
+        try_out: bool,
+    ) -> None:
+        self._runtime, self._gauge = runtime, gauge
+        self._estimate, self._replan = estimate, replan
+        self._make, self._prepare = make, prepare
+        self._try_out = try_out
+
+    def fit(self, sizes: Sizes) -> tuple[R, MemoryPlan]:
+        """The runner and the final plan; those of `sizes` that a plan gives are taken from there.
+
+        The weights are loaded by now. Raises `CapacityError`, naming the GB and the flag that matters.
+        """
+        gauge, plan = self._gauge, self._estimate
+        if gauge.counted:
+            gauge.settle()
+            gauge.limit(plan.budget)
+            needs = replace(plan.needs, **_measured(plan.needs, weights=gauge.held()))
+            plan = self._replan(self._measure(sizes, replace(plan, needs=needs)) if self._try_out else needs)
+            gauge.limit(plan.budget - plan.needs.code)
+        runner = self._make(CacheArena(sizes.layout, self._runtime.allocate(plan.cache)), plan.max_model_len)
+        if self._try_out:
+            gauge.restart()
+            self._run(runner, _planned(sizes, plan), plan)
+        if self._prepare is not None:
+            plan = self._capture(runner, self._prepare, plan)
+        return runner, plan
+
+    def _measure(self, sizes: Sizes, plan: MemoryPlan) -> Needs:
+        """What the largest steps take, over an arena of a few runs; what they leave behind stays."""
+        gauge, layout = self._gauge, sizes.layout
+        # No sequence will be longer, and no cache larger, than if steps took nothing.
+        sizes = _planned(sizes, self._replan(Needs(weights=plan.weights, workspace=0)))
+        memory = self._runtime.allocate(_FEW_RUNS * layout.run_bytes)
+        runner, before, peak, batch = self._make(CacheArena(layout, memory), sizes.max_model_len), gauge.held(), 0, 0
+        for trial in trials(sizes, arena_runs=_FEW_RUNS):
+            gauge.restart()
+            held = gauge.held()
+            with _refusal(trial, plan, before):
+                runner.execute(trial.plan)
+            peak = max(peak, gauge.peak())
+            batch = gauge.peak() - held
+        del runner, memory
+        gauge.settle()
+        buffers = max(gauge.held() - plan.weights, 0)
+        workspace = max(peak - before - buffers, 0)
+        graphs = plan.needs.graphs and max(plan.needs.graphs, batch)
+        figures = {"workspace": workspace, "buffers": buffers, "code": gauge.outside()}
+        return replace(plan.needs, graphs=graphs, margin=margin_for(workspace), **_measured(plan.needs, **figures))
+
+    def _run(self, runner: R, sizes: Sizes, plan: MemoryPlan) -> None:
+        """The largest steps over the whole cache."""
+        for trial in trials(sizes):
+            with _refusal(trial, plan, plan.weights + plan.cache):
+                runner.execute(trial.plan)
+
+    def _capture(self, runner: R, prepare: Callable[[R], None], plan: MemoryPlan) -> MemoryPlan:
+        """The plan with what the captured graphs of a runner take. They come out of the margin where it is more."""
+        gauge = self._gauge
+        gauge.restart()
+        held, outside = gauge.held(), gauge.outside()
+        try:
+            prepare(runner)
+        except torch.OutOfMemoryError:
+            raise CapacityError(
+                f"the graphs of the decode batches do not fit the {gb(plan.needs.graphs + plan.needs.margin)} that the "
+                f"budget of {gb(plan.budget)} leaves them",
+                hint="lower --max-num-seqs, give --no-graphs, or raise --memory-budget",
+            ) from None
+        gauge.restart()
+        taken = max(gauge.held() - held, 0) + max(gauge.outside() - outside, 0)
+        needs = replace(plan.needs, **_measured(plan.needs, graphs=taken))
+        missing = needs.total + plan.cache - plan.budget
+        if gauge.counted and missing > needs.margin:
+            raise CapacityError(
+                f"the graphs of the decode batches take {gb(taken)}, {gb(missing - needs.margin)} more than the budget "
+                f"of {gb(plan.budget)} has left",
+                hint="lower --max-num-seqs, give --no-graphs, or raise --memory-budget",
+            )
+        return replace(plan, needs=replace(needs, margin=needs.margin - max(missing, 0)))
+
+
+def _planned(sizes: Sizes, plan: MemoryPlan) -> Sizes:
+    return replace(sizes, max_model_len=plan.max_model_len, num_runs=plan.num_runs)
+
+
+def _measured(needs: Needs, **figures: int) -> dict[str, Any]:
+    """Changes to `needs`: figures by name, and that they were measured."""
+    return {**figures, "measured": needs.measured | frozenset(figures)}
+
+
+@contextmanager
+def _refusal(trial: Trial, plan: MemoryPlan, taken: int) -> Iterator[None]:
+    """Say of memory that ran out in a step which step that was, how much there was, and what would help."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        left = max(plan.budget - taken, 0)
+        raise CapacityError(
+            f"{trial.name} needs more than the {gb(left)} that weights of {gb(plan.weights)} and the cache leave of "
+            f"the budget of {gb(plan.budget)}",
+            hint=f"lower {trial.flag}, or raise --memory-budget",
+        ) from None
