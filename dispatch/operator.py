@@ -49,11 +49,11 @@ class Operator:
     `outputs` names what a call produces, in order: returned tensors first (`out`, or one name per returned tensor),
     then the mutated arguments, each with its tolerance class (`dispatch/tolerance.py`). `weights` are the arguments
     fixed at load, which a provider may lay out anew. `lowering` builds the operator's function from the functions of
-    the finer operators in `lowers_to`, given by name; `parts` narrows these to what a call of given dims really needs,
-    each with dims of its own (without it: all of them, each with the coarse call's dims). A part's weight arguments
-    that carry the coarse operator's names are laid out by the part's provider. `wide_parts` are those between which
-    nothing need be rounded to the activation dtype: where there are providers of all of them for float32, that is what
-    they are called with.
+    the finer operators in `lowers_to`, given by name (and `beside`, see `dispatch/beside.py`); `parts` narrows these to
+    what a call of given dims really needs, each with dims of its own (without it: all of them, each with the coarse
+    call's dims). A part's weight arguments that carry the coarse operator's names are laid out by the part's provider.
+    `wide_parts` are those between which nothing need be rounded to the activation dtype: where there are providers of
+    all of them for float32, that is what they are called with.
 
     `heads` maps an output whose last axis holds all heads to the argument whose last axis is as wide as one head, so
     that each is judged by itself. `settle_ties` takes (arguments, outputs, golden outputs), all by name, and returns

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from k3hal.dispatch.beside import Beside
 from k3hal.dispatch.call import Call, DimValue, Phase
 from k3hal.dispatch.device import DeviceDescription
 from k3hal.dispatch.errors import PlanError
@@ -50,23 +51,23 @@ class DispatchPlan:
     entries: tuple[PlanEntry, ...]
     policy: str = "strict"
 
-    def bind(self) -> BoundOps:
-        """The callables of every entry. Composed operators are built here, once."""
-        return BoundOps(self)
+    def bind(self, beside: Beside | None = None) -> BoundOps:
+        """The callables of every entry. Composed operators are built here, once; their parts may use `beside`."""
+        return BoundOps(self, beside)
 
 
 class BoundOps:
     """Looks up bound operators while a model is built; nothing here runs per call.
 
-    The observers in force when it is made see what it binds (`dispatch/observe.py`).
+    The observers in force when it is made see what it binds (`dispatch/observe.py`), and nothing runs beside it.
     """
 
-    def __init__(self, plan: DispatchPlan) -> None:
+    def __init__(self, plan: DispatchPlan, beside: Beside | None = None) -> None:
         self._decisions: dict[tuple[str, int | None, Phase], Decision] = {}
         self._functions: dict[tuple[str, int | None, Phase], Callable[..., Any]] = {}
         self._observers = observers()
         for entry in plan.entries:
-            function = entry.decision.function()
+            function = entry.decision.function(beside=beside)
             for layer in entry.request.layers or (None,):
                 key = (entry.request.op, layer, entry.request.phase)
                 if key in self._decisions:

@@ -130,6 +130,11 @@ class DeviceRuntime(Protocol):
         """
         ...
 
+    def beside(self, work: Callable[[], Any]) -> Callable[[], Any]:
+        """Let `work` run beside what is queued next, as `k3hal.dispatch.beside.Beside` says; or not, where that gains
+        nothing. Then what is returned runs it."""
+        ...
+
     def new_group(self, ranks: Sequence[int]) -> Any:
         """The process group of these global ranks, for the collective operators; None for a single rank.
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
+from k3hal.dispatch.beside import BESIDE, Beside
 from k3hal.dispatch.call import Call, No, Yes
 from k3hal.dispatch.errors import BackendError, DispatchError, UsageError
 from k3hal.dispatch.operator import Operator
@@ -69,10 +70,10 @@ class Decision:
         own = bool(self.parts) if self.chosen is None else self.chosen.graph_safe
         return own and all(part.graph_safe for part in self.parts.values())
 
-    def function(self, around: Around | None = None) -> Callable[..., Any]:
+    def function(self, around: Around | None = None, beside: Beside | None = None) -> Callable[..., Any]:
         """The callable to bind: the provider's own function or its tactic's, the reference, or a composition of parts.
 
-        `around`, for debugging, may replace it and the function of every part.
+        `around`, for debugging, may replace it and the function of every part; `beside` is for compositions.
         """
         if self.chosen:
             fn = offered(self.chosen, self.call)[self.tactic] if self.tactic != DEFAULT else self.chosen.fn
@@ -81,7 +82,8 @@ class Decision:
         else:
             lowering = get_operator(self.call.op).lowering
             assert lowering is not None
-            fn = lowering({name: self.fitted(name, part.function(around)) for name, part in self.parts.items()})
+            parts = {name: self.fitted(name, part.function(around, beside)) for name, part in self.parts.items()}
+            fn = lowering(parts | {BESIDE: beside} if beside else parts)
         return around(self, fn) if around else fn
 
     def fitted(self, part: str, fn: Callable[..., Any]) -> Callable[..., Any]:

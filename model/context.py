@@ -13,6 +13,10 @@ from k3hal.dispatch.plan import BoundOps
 from k3hal.model.config import ModelConfig
 from k3hal.model.parallel import ParallelPlan, Shard
 
+ALIGNED_ROWS = 16
+"""A product's rows begin aligned if its weight has a multiple of so many rows. Where they do not, matrix libraries take
+two to four times as long."""
+
 
 class Reader(Protocol):
     """Source of weights by published name. Each tensor is read once."""
@@ -45,9 +49,14 @@ class Build:
         fn, prepared = self.ops.fn(op), self.ops.prepare(op, weight=weight)["weight"]
         return lambda x: fn(x, prepared)
 
-    def fuse_rows(self, names: list[str], rows: list[int], columns: int) -> Tensor:
-        """One weight [sum(rows), columns] whose row blocks are the named column-parallel weights, in order."""
-        out = torch.empty(sum(rows), columns, dtype=self.dtype, device=self.device)
-        for name, part in zip(names, out.split(rows), strict=True):
+    def fuse_rows(self, names: list[str], rows: list[int], columns: int, multiple: int = 1) -> Tensor:
+        """One weight [R, columns] whose row blocks are the named column-parallel weights, in order.
+
+        R is the sum of `rows`, made a multiple of `multiple` by rows of zeros.
+        """
+        total = sum(rows)
+        out = torch.empty(-(-total // multiple) * multiple, columns, dtype=self.dtype, device=self.device)
+        out[total:] = 0
+        for name, part in zip(names, out[:total].split(rows), strict=True):
             self.reader.fill(part, name, shard=self.parallel.column())
         return out

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from k3hal.model.batch import CacheViews, StepBatch
-from k3hal.model.context import Build
+from k3hal.model.context import ALIGNED_ROWS, Build
 from k3hal.model.drafts import Drafts
 
 
@@ -33,7 +33,9 @@ class KDA:
         parts += [("f_a_proj", cfg.kda_head_dim), ("b_proj", self.heads)]
         self.split = [3 * width, gate[1], cfg.kda_head_dim, self.heads]
         names, rows = [name(f"{p}.weight") for p, _ in parts], [n for _, n in parts]
-        self.in_proj = build.linear(build.fuse_rows(names, rows, cfg.hidden_size))
+        fused = build.fuse_rows(names, rows, cfg.hidden_size, ALIGNED_ROWS)
+        self.split.append(fused.shape[0] - sum(rows))
+        self.in_proj = build.linear(fused)
         column = build.parallel.column()
         self.f_b = build.linear(reader.get(name("f_b_proj.weight"), shard=column))
         self.g_b = None if cfg.full_rank_gate else build.linear(reader.get(name("g_b_proj.weight"), shard=column))
@@ -56,7 +58,7 @@ class KDA:
 
     def __call__(self, x: Tensor, batch: StepBatch, cache: CacheViews) -> Tensor:
         """x [T, D], normed, to [T, D]; advances the states of every sequence but those that verify drafts."""
-        qkv, z, f_a, beta = self.in_proj(x).split(self.split, dim=-1)
+        qkv, z, f_a, beta, _ = self.in_proj(x).split(self.split, dim=-1)
         shape = (x.shape[0], self.heads, self.head_dim)
         raw_gate = self.f_b(f_a).view(shape)
         out_gate = (z if self.g_b is None else self.g_b(z)).view(shape)

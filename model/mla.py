@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from k3hal.model.batch import CacheViews, StepBatch
-from k3hal.model.context import Build
+from k3hal.model.context import ALIGNED_ROWS, Build
 
 
 class MLA:
@@ -39,7 +39,9 @@ class MLA:
             parts.append(("g_proj", self.heads * self.value))
         self.split = [n for _, n in parts[1:]]
         self.split = [first[1], self.rank, self.rope, *self.split[1:]]
-        fused = build.fuse_rows([name(p) for p, _ in parts], [n for _, n in parts], cfg.hidden_size)
+        rows = [n for _, n in parts]
+        fused = build.fuse_rows([name(p) for p, _ in parts], rows, cfg.hidden_size, ALIGNED_ROWS)
+        self.split.append(fused.shape[0] - sum(rows))
         self.in_proj = build.linear(fused)
         self.q_norm = reader.get(name("q_a_layernorm")) if cfg.q_lora_rank else None
         self.q_b = build.linear(reader.get(name("q_b_proj"), shard=column)) if cfg.q_lora_rank else None
@@ -54,7 +56,7 @@ class MLA:
 
     def __call__(self, x: Tensor, batch: StepBatch, cache: CacheViews) -> Tensor:
         """x [T, D], normed, to [T, D]; inserts the latents of every row before any is attended to."""
-        q, latent, k_pe, *gate = self.in_proj(x).split(self.split, dim=-1)
+        q, latent, k_pe, *gate, _ = self.in_proj(x).split(self.split, dim=-1)
         if self.q_b is not None:
             q = self.q_b(self.norm(q, self.q_norm, self.latent_eps, None))
         q = q.view(x.shape[0], self.heads, self.nope + self.rope)

@@ -100,6 +100,9 @@ class CpuRuntime:
     def capture(self, work: Callable[[], None], pool: Any = None) -> Any:
         raise UnsupportedError("a CPU captures no graphs", hint="run the work directly")
 
+    def beside(self, work: Callable[[], Any]) -> Callable[[], Any]:
+        return work
+
     def new_group(self, ranks: Sequence[int]) -> Any:
         return process_group(ranks, "gloo")
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from k3hal.dispatch.beside import BESIDE, FEW_TOKENS
 from k3hal.dispatch.call import DimValue
 from k3hal.dispatch.operator import Cost, Operator, Sample
 from k3hal.dispatch.ops._experts import ROUTINGS, Routing, activation_arguments, gated, routed_cost, routed_inputs
@@ -70,8 +71,11 @@ def latent_moe(
 
 
 def compose(parts: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """latent_moe from finer operators; `parts` holds those that `_needed` names."""
-    project = parts["linear"]
+    """latent_moe from finer operators; `parts` holds those that `_needed` names.
+
+    The shared experts need nothing of the routed ones: of few tokens they run beside them.
+    """
+    project, beside = parts["linear"], parts.get(BESIDE)
 
     def latent_moe(
         x: Tensor,
@@ -92,20 +96,25 @@ def compose(parts: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
         linear_beta: float,
         eps: float,
     ) -> Tensor:
-        z, tail = project(x, down_weight), (activation, beta, linear_beta)
-        experts = parts[EXPERTS[expert_format]]
+        tail = (activation, beta, linear_beta)
+
+        def shared() -> Tensor:
+            hidden = project(x, shared_gate_up)
+            if activation == "situ":
+                hidden = parts["situ_and_mul"](hidden, beta, linear_beta)
+            else:
+                hidden = parts["silu_and_mul"](hidden)
+            return project(hidden, shared_down)
+
+        join = beside(shared) if beside and x.shape[0] <= FEW_TOKENS else shared
+        z, experts = project(x, down_weight), parts[EXPERTS[expert_format]]
         if expert_format == "bf16":
             y = experts(z, ids, weights, w13, w2, *tail)
         else:
             y = experts(z, ids, weights, w13, w13_scale, w2, w2_scale, *tail)
         if norm_weight is not None:
             y = parts["rms_norm"](y, norm_weight, eps)
-        hidden = project(x, shared_gate_up)
-        if activation == "situ":
-            hidden = parts["situ_and_mul"](hidden, beta, linear_beta)
-        else:
-            hidden = parts["silu_and_mul"](hidden)
-        return project(y, up_weight) + project(hidden, shared_down)
+        return project(y, up_weight) + join()
 
     return latent_moe
 

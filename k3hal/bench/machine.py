@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from datetime import UTC, datetime
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from k3hal import __version__
+from k3hal.conform.environment import statement
 from k3hal.dispatch.host import cpu_name, host_memory
 
 _PEER_PACKAGES = ("transformers",)
@@ -40,16 +39,9 @@ def circumstances() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The checkout's commit, `-dirty` with uncommitted changes; None for an installed package or without git."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
-        return None
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return None
-    return done.stdout.strip() or None
+    """The sources' commit, `-dirty` where they were changed since; None for an installed package or without git."""
+    made = statement()
+    return made.commit[:12] + ("-dirty" if made.dirty else "") if made.commit else None
 
 
 def _version(name: str) -> str | None:

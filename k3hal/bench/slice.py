@@ -16,6 +16,7 @@ from k3hal.bench.slice_calls import CallRecorder
 from k3hal.bench.slice_engine import engine_steps
 from k3hal.bench.slice_figures import Known, Meter
 from k3hal.bench.slice_modelled import modelled
+from k3hal.bench.slice_tables import why_not
 from k3hal.bench.slice_times import SliceTimer
 from k3hal.bench.slice_work import Space, Work, decode_batches, kinds_of, prefill_batch
 from k3hal.checkpoints import open_model, resolve_model
@@ -25,7 +26,6 @@ from k3hal.dispatch.probe import probe
 from k3hal.dispatch.runtime import runtime_for
 from k3hal.engine.build import BuiltEngine, build
 from k3hal.engine.cache.layout import CacheLayout
-from k3hal.engine.memory import GB
 from k3hal.engine.options import EngineOptions
 from k3hal.engine.room import weight_bytes
 from k3hal.errors import UnsupportedError, UsageError
@@ -43,7 +43,8 @@ Say = Callable[[str], None]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceBench:
     """What to measure. `options` are the engine's; `collective_us` is what one collective takes in the modelled
-    figures; `engine_prompt` tokens of each prompt in real steps of the engine, 0 for none of them."""
+    figures; `engine_prompt` tokens of each prompt in real steps of the engine, 0 for none of them; no row begins later
+    than `limit` seconds after the start."""
 
     model: str = "k3-slice:4@tp8"
     batch: tuple[int, ...] = (1, 8, 64, 256)
@@ -53,6 +54,7 @@ class SliceBench:
     operators: bool = True
     engine_prompt: int = 256
     seconds: float = 0.05
+    limit: float = 86_400.0
     options: EngineOptions = dataclasses.field(default_factory=EngineOptions)
 
     def __post_init__(self) -> None:
@@ -68,6 +70,8 @@ class SliceBench:
 def bench_slice(settings: SliceBench, say: Say) -> dict[str, Any]:
     """The report, without its schema. Raises what building an engine raises, and `UsageError`."""
     before = circumstances()
+    clock = _Clock(settings.limit, say)
+    say = clock.say
     device = probe(settings.options.device)
     recorder = CallRecorder()
     source = open_model(resolve_model(settings.model), mla_latent_norm_eps=settings.options.mla_latent_norm_eps)
@@ -92,8 +96,8 @@ def bench_slice(settings: SliceBench, say: Say) -> dict[str, Any]:
     meter = Meter(recorder, SliceTimer(runtime, settings.seconds), ceilings, operators=settings.operators)
     with torch.inference_mode():
         space = Space.of(built.runner.arena, max(settings.batch))
-        decode = _decode(model, space, settings, built, meter, say)
-        prefill = _prefill(model, space, settings, built, meter, say)
+        decode = _decode(model, space, settings, built, meter, clock)
+        prefill = _prefill(model, space, settings, built, meter, clock)
         whole = modelled(source, built, decode, settings.collective_us, meter, recorder)
     return {
         **before,
@@ -114,6 +118,20 @@ def bench_slice(settings: SliceBench, say: Say) -> dict[str, Any]:
     }
 
 
+class _Clock:
+    """Seconds since a measurement began: said before each line, and its limit."""
+
+    def __init__(self, limit: float, say: Say) -> None:
+        self._begun, self._limit, self._say = time.perf_counter(), limit, say
+
+    def say(self, line: str) -> None:
+        self._say(f"{time.perf_counter() - self._begun:6.1f} s  {line}")
+
+    @property
+    def over(self) -> bool:
+        return time.perf_counter() - self._begun > self._limit
+
+
 def _build(source: Checkpoint | GeneratedModel, settings: SliceBench) -> BuiltEngine:
     options = dataclasses.replace(settings.options, max_num_seqs=max(settings.batch))
     return build(source.path if isinstance(source, Checkpoint) else source, options)
@@ -129,7 +147,7 @@ def _engine_steps(built: BuiltEngine, config: ModelConfig, settings: SliceBench,
 
 
 def _decode(
-    model: K3Model, space: Space, settings: SliceBench, built: BuiltEngine, meter: Meter, say: Say
+    model: K3Model, space: Space, settings: SliceBench, built: BuiltEngine, meter: Meter, clock: _Clock
 ) -> list[dict[str, Any]]:
     generator = torch.Generator(device=space.pages.device).manual_seed(0)
     known: dict[int, Known] = {batch: {} for batch in settings.batch}
@@ -138,20 +156,20 @@ def _decode(
         for batch in settings.batch:
             row: dict[str, Any] = {"batch": batch, "context": context, "needs": _needs(built, batch, context)}
             row["fits"] = space.holds(batch, context) and context <= model.cfg.max_position_embeddings
-            if row["fits"]:
+            if row["fits"] and not clock.over:
                 work = Work(model, space, decode_batches(space, batch, context, _ROTATED, generator))
                 row["layers"] = {
                     kind: {**meter.decode(calls), "operators": meter.operators(kind, calls, known[batch])}
                     for kind, calls in work.kinds().items()
                 }
                 row["step"] = meter.decode(work.steps())
-            say(_decode_line(row))
+            clock.say(_decode_line(row))
             out.append(row)
     return out
 
 
 def _prefill(
-    model: K3Model, space: Space, settings: SliceBench, built: BuiltEngine, meter: Meter, say: Say
+    model: K3Model, space: Space, settings: SliceBench, built: BuiltEngine, meter: Meter, clock: _Clock
 ) -> list[dict[str, Any]]:
     generator = torch.Generator(device=space.pages.device).manual_seed(1)
     chunk = built.engine.info.max_num_batched_tokens
@@ -159,7 +177,7 @@ def _prefill(
     for tokens in settings.prefill:
         row: dict[str, Any] = {"tokens": tokens, "chunk": chunk, "needs": _needs(built, 1, tokens)}
         row["fits"] = space.holds(1, tokens) and tokens <= model.cfg.max_position_embeddings
-        if row["fits"]:
+        if row["fits"] and not clock.over:
             table = space.table(1, tokens, generator)
             starts = range(0, tokens, chunk)
             parts = []
@@ -171,7 +189,7 @@ def _prefill(
                     {"context": start, "layers": layers, "step": meter.prefill(work.steps()[0], operators=False)}
                 )
             row |= {"chunks": parts, **_sums(parts), "tokens_per_s": tokens / sum(p["step"]["seconds"] for p in parts)}
-        say(_prefill_line(row))
+        clock.say(_prefill_line(row))
         out.append(row)
     return out
 
@@ -200,7 +218,7 @@ def _model_facts(source: Checkpoint | GeneratedModel, model: K3Model, weights: i
 
 
 def _settings(settings: SliceBench, built: BuiltEngine) -> dict[str, Any]:
-    names = ("batch", "context", "prefill", "collective_us", "operators", "engine_prompt", "seconds")
+    names = ("batch", "context", "prefill", "collective_us", "operators", "engine_prompt", "seconds", "limit")
     out: dict[str, Any] = {name: getattr(settings, name) for name in names}
     options = {name: getattr(settings.options, name) for name in ("memory_budget", "async_depth", "graphs")}
     return {**out, **options, "max_num_batched_tokens": built.engine.info.max_num_batched_tokens}
@@ -208,15 +226,15 @@ def _settings(settings: SliceBench, built: BuiltEngine) -> dict[str, Any]:
 
 def _decode_line(row: dict[str, Any]) -> str:
     head = f"decode {row['batch']} x {row['context']}: "
-    if not row["fits"]:
-        return head + f"does not fit: needs {row['needs'] / GB:.1f} GB"
+    if why := why_not(row):
+        return head + why
     times = [f"{kind} {1e6 * layer['seconds']:.1f} us ({layer['ratio']:.2f}x)" for kind, layer in row["layers"].items()]
     return head + ", ".join([*times, f"step {1e6 * row['step']['seconds']:.1f} us ({row['step']['ratio']:.2f}x)"])
 
 
 def _prefill_line(row: dict[str, Any]) -> str:
     head = f"prefill {row['tokens']}: "
-    if not row["fits"]:
-        return head + f"does not fit: needs {row['needs'] / GB:.1f} GB"
+    if why := why_not(row):
+        return head + why
     times = [f"{kind} {1e3 * layer['seconds']:.2f} ms" for kind, layer in row["layers"].items()]
     return head + ", ".join([*times, f"{row['tokens_per_s']:.0f} tokens/s"])

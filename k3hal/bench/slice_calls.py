@@ -20,9 +20,11 @@ from k3hal.dispatch.select import Decision
 @dataclass(frozen=True, slots=True)
 class OpCall:
     """One call of an operator by the model. `label` tells weights apart; `run` repeats it on the same tensors, if those
-    were to be kept."""
+    were to be kept. Of a composed operator the parts are calls too, `part_of` it.
+    """
 
     op: str
+    part_of: str
     label: str
     provider: str
     run: Callable[[], Any] | None
@@ -30,7 +32,7 @@ class OpCall:
 
 
 class CallRecorder:
-    """An observer of the operators that the model itself calls; what a composed one is made of belongs to it.
+    """An observer of the operators that the model calls, and of what composed ones are made of.
 
     It must be in force while the model is built (`dispatch/observe.py`). Of weights laid out anew it keeps shapes, not
     values.
@@ -56,9 +58,8 @@ class CallRecorder:
             self._calls = None
 
     def bound(self, place: Place, decision: Decision, fn: Callable[..., Any]) -> Callable[..., Any]:
-        if decision.call.op != place.op:
-            return fn
-        operator = get_operator(place.op)
+        op = decision.call.op
+        operator, part_of = get_operator(op), "" if op == place.op else place.op
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             if self._calls is not None:
@@ -67,7 +68,8 @@ class CallRecorder:
                 known = {**named, **self._weights.of(place, operator, named)}
                 cost = operator.cost(**known)
                 run = _repeat(fn, args, kwargs) if self._kept else None
-                self._calls.append(OpCall(place.op, _label(place.op, known), decision.provider, run, cost))
+                label = f"{part_of}: {_label(op, known)}" if part_of else _label(op, known)
+                self._calls.append(OpCall(op, part_of, label, decision.provider, run, cost))
             return fn(*args, **kwargs)
 
         return watched

@@ -14,7 +14,7 @@ from k3hal.dispatch.runtime import DeviceRuntime
 from k3hal.engine.build import BuiltEngine
 from k3hal.engine.interface import EngineRequest
 from k3hal.engine.step_times import StepTimes
-from k3hal.errors import CapacityError, UnsupportedError
+from k3hal.errors import UnsupportedError
 from k3hal.sampling_params import SamplingParams
 
 _WARM, _TIMED = 8, 48
@@ -25,55 +25,62 @@ def engine_steps(
 ) -> list[dict[str, Any]]:
     """Of each batch the tokens/s of its prompts, the seconds of a step in which all decode, the share of idle time.
 
-    A sequence before them warms up. `idle` is None on a CPU. Raises `UnsupportedError` when a request fails.
+    Other prompts come before, as a warm-up. `idle` is None on a CPU. Raises `UnsupportedError` when a request fails.
     """
     out = []
-    _measured(built, draw_prompts(1, prompt, built.tokenizer.special_base, seed=0), runtime)
     for batch in batches:
-        prompts = draw_prompts(batch, prompt, built.tokenizer.special_base, seed=batch)
-        try:
-            row = _measured(built, prompts, runtime)
-        except CapacityError as error:
-            say(f"engine, {batch} at once: {error}")
-            continue
+        first, second = (draw_prompts(batch, prompt, built.tokenizer.special_base, 2 * batch + i) for i in range(2))
+        # Kernels are compiled for a batch when it first comes.
+        _measured(built, first, runtime, timed=False)
+        row = _measured(built, second, runtime, timed=True)
         idle = "" if row["idle"] is None else f", device idle {100 * row['idle']:.1f} %"
         say(f"engine, {batch} at once: step {1e6 * row['step']['median']:.0f} us{idle}")
         out.append(row)
     return out
 
 
-def _measured(built: BuiltEngine, prompts: Sequence[list[int]], runtime: DeviceRuntime) -> dict[str, Any]:
+def _measured(
+    built: BuiltEngine, prompts: Sequence[list[int]], runtime: DeviceRuntime, *, timed: bool
+) -> dict[str, Any]:
+    """A row of the report; with `timed` False only its prompts and a few steps are run, and the row is empty."""
     core = built.engine.core
-    # Steps planned ahead, and prompts that end in different steps, take some more.
-    params = SamplingParams(temperature=0.0, max_tokens=2 * (_WARM + _TIMED) + 64, ignore_eos=True)
-    begun = time.perf_counter()
-    for index, prompt in enumerate(prompts):
-        core.add(EngineRequest(f"slice-{index}", prompt, params))
     try:
-        decoding: set[str] = set()
-        while len(decoding) < len(prompts):
-            decoding |= set(_step(built))
-        prompts_taken = time.perf_counter() - begun
+        seconds = _prefilled(built, prompts)
         for _ in range(_WARM):
             _step(built)
+        if not timed:
+            return {}
         steps, times = _timed(built, runtime)
     finally:
         core.abort_all()
         while core.has_work:
             core.step()
-    runtime.synchronize()
+        runtime.synchronize()
     host = {part: median(getattr(times, part)) for part in ("schedule", "launch", "wait", "deliver")}
     return {
         "batch": len(prompts),
         "prompt": len(prompts[0]),
         "depth": core.flights.depth,
-        "prefill_tokens_per_s": sum(map(len, prompts)) / prompts_taken,
+        "prefill_tokens_per_s": sum(map(len, prompts)) / seconds,
         "tokens_per_s": len(prompts) / median(steps),
         "step": dataclasses.asdict(Spread.of(steps)),
         "host": host,
         "device": median(times.device()) if times.runtime else None,
         "idle": times.idle_share() if times.runtime else None,
     }
+
+
+def _prefilled(built: BuiltEngine, prompts: Sequence[list[int]]) -> float:
+    """Seconds until each of `prompts` has its first token."""
+    # Steps planned ahead, and prompts that end in different steps, take some more.
+    params = SamplingParams(temperature=0.0, max_tokens=2 * (_WARM + _TIMED) + 64, ignore_eos=True)
+    begun = time.perf_counter()
+    for index, prompt in enumerate(prompts):
+        built.engine.core.add(EngineRequest(f"slice-{index}", prompt, params))
+    decoding: set[str] = set()
+    while len(decoding) < len(prompts):
+        decoding |= set(_step(built))
+    return time.perf_counter() - begun
 
 
 def _timed(built: BuiltEngine, runtime: DeviceRuntime) -> tuple[list[float], StepTimes]:

@@ -57,6 +57,7 @@ class Meter:
         return self._ceilings.seconds(call.cost.flops, call.cost.bytes)
 
     def _figure(self, time: CallTime, made: Sequence[OpCall], calls: int) -> dict[str, Any]:
+        made = [call for call in made if not call.part_of]
         floor = sum(map(self._floor, made)) / calls
         return {
             "seconds": time.seconds,
@@ -84,6 +85,6 @@ class Meter:
             floor = sum(map(self._floor, group)) / calls
             if wanted(label, floor):
                 seconds = alone([call.run for call in group if call.run]) * share
-                facts = {"operator": label, "provider": group[0].provider, "calls": share}
+                facts = {"operator": label, "part_of": group[0].part_of, "provider": group[0].provider, "calls": share}
                 out.append({**facts, "seconds": seconds, "floor": floor})
         return out

@@ -39,7 +39,7 @@ def modelled(
     measures no layer of one of the kinds."""
     if not isinstance(source, GeneratedModel) or not source.name.startswith("k3-slice:"):
         return []
-    rows = [row for row in decode if row["fits"] and {"kda", "mla"} <= set(row["layers"])]
+    rows = [row for row in decode if {"kda", "mla"} <= set(row.get("layers", ()))]
     if not rows:
         return []
     whole = full_size_config()

@@ -21,7 +21,7 @@ def save_plot(report: Mapping[str, Any], path: Path) -> list[Path]:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    rows = [row for row in report["decode"] if row["fits"]]
+    rows = [row for row in report["decode"] if "layers" in row]
     if not rows:
         raise UnsupportedError("nothing to plot", hint="no decode was measured")
     kinds = [kind for kind in rows[0]["layers"] if kind != ENDS]

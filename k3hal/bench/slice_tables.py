@@ -22,6 +22,13 @@ def words(tokens: int) -> str:
     return str(tokens)
 
 
+def why_not(row: Mapping[str, Any]) -> str:
+    """Why a row of a report has no figures; empty where it has."""
+    if not row["fits"]:
+        return f"does not fit: needs {row['needs'] / 1e9:.1f} GB"
+    return "" if "layers" in row else "left out: the time limit was over"
+
+
 def _head(report: Mapping[str, Any]) -> str:
     layers = ", ".join(f"{count} {kind}" for kind, count in report["model"]["layers"].items())
     return f"{report['model']['name']} ({layers}) on {report['accelerator']}, {report['dtype']}"
@@ -45,7 +52,7 @@ def _digits(value: float) -> str:
 
 
 def _kinds(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    return list(next((row["layers"] for row in rows if row["fits"]), {}))
+    return list(next((row["layers"] for row in rows if "layers" in row), {}))
 
 
 def _decode(report: Mapping[str, Any]) -> Table | None:
@@ -55,13 +62,14 @@ def _decode(report: Mapping[str, Any]) -> Table | None:
     kinds, cells = _kinds(rows), []
     for row in rows:
         head = (str(row["batch"]), words(row["context"]))
-        if row["fits"]:
+        why = why_not(row)
+        if not why:
             step, figures = row["step"], [_micro(row["layers"][kind]) for kind in kinds]
             launch = "" if step["launched"] is None else _digits(1e6 * step["launched"])
             cells.append((*head, *figures, _micro(step), launch, f"{row['batch'] / step['seconds']:.0f}"))
         else:
             blank = [""] * (len(kinds) + 2)
-            cells.append((*head, *blank, f"does not fit: needs {row['needs'] / 1e9:.1f} GB"))
+            cells.append((*head, *blank, why))
     title = f"{_head(report)}: decode, us (x the operators' floors)"
     header = ("sequences", "context", *kinds, "step", "launch", "tokens/s")
     return Table(f"slice decode {report['model']['name']} {report['dtype']}", title, header, cells, _notes(report))
@@ -73,12 +81,13 @@ def _prefill(report: Mapping[str, Any]) -> Table | None:
         return None
     kinds, cells = _kinds(rows), []
     for row in rows:
-        if row["fits"]:
+        why = why_not(row)
+        if not why:
             figures = [_micro(row["layers"][kind]) for kind in kinds]
             cells.append((words(row["tokens"]), *figures, _micro(row["step"]), f"{row['tokens_per_s']:.0f}"))
         else:
             blank = [""] * (len(kinds) + 1)
-            cells.append((words(row["tokens"]), *blank, f"does not fit: needs {row['needs'] / 1e9:.1f} GB"))
+            cells.append((words(row["tokens"]), *blank, why))
     chunk = report["settings"]["max_num_batched_tokens"]
     title = f"{_head(report)}: prefill in chunks of {chunk}, us (x the operators' floors)"
     header = ("tokens", *kinds, "all", "tokens/s")
@@ -87,7 +96,9 @@ def _prefill(report: Mapping[str, Any]) -> Table | None:
 
 def _operators(report: Mapping[str, Any]) -> Table | None:
     """A column for each step; decode's only where an operator's work is not that of a step to the left."""
-    columns = {f"{row['batch']} x {words(row['context'])}": row["layers"] for row in report["decode"] if row["fits"]}
+    columns = {
+        f"{row['batch']} x {words(row['context'])}": row["layers"] for row in report["decode"] if "layers" in row
+    }
     for row in report["prefill"]:
         for chunk in row.get("chunks", ()):
             columns.setdefault(f"prefill at {words(chunk['context'])}", chunk["layers"])

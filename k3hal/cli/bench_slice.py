@@ -47,6 +47,7 @@ def bench_slice(
     async_depth: Annotated[int | None, typer.Option(metavar="N", help="Steps of the engine planned at once.")] = None,
     graphs: Graphs = None,
     seconds: Annotated[float, typer.Option(metavar="S", help="To spend on each timing on a CPU.")] = 0.05,
+    limit: Annotated[float, typer.Option(metavar="S", help="Begin no row of the tables after that.")] = 86_400.0,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw times against floors as FILE.png and FILE.svg.")
@@ -85,6 +86,7 @@ def bench_slice(
         operators=operators,
         engine_prompt=engine_prompt,
         seconds=seconds,
+        limit=limit,
         options=EngineOptions.of(
             device=device,
             dtype=dtype,

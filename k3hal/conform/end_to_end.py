@@ -142,7 +142,7 @@ def pairs_of(decision: Decision) -> Iterator[tuple[str, str]]:
 
 def _computed(folder: Path, device: str, dtype: str, ops: str | None) -> _Computed:
     sizes = {"max_num_seqs": 2, "max_model_len": 4 * TOKENS, "max_num_batched_tokens": 4 * TOKENS}
-    built = build_engine(str(folder), device=device, dtype=dtype, ops=ops, fallback="warn", **sizes)
+    built = build_engine(str(folder), device=device, dtype=dtype, ops=ops, fallback="warn", warm_up="off", **sizes)
     try:
         vocabulary = built.engine.info.vocab_size
         ids = random.Random(0).choices(range(vocabulary), k=TOKENS)

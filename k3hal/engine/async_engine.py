@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from k3hal.engine.core import EngineCore
 from k3hal.engine.interface import EngineInfo, EngineOutput, EngineRequest, EngineStats, OutputCallback
@@ -21,8 +21,10 @@ class AsyncEngine:
     Before `start` the core may be driven directly (`core`), which the synchronous Python API does.
     """
 
-    def __init__(self, core: EngineCore) -> None:
+    def __init__(self, core: EngineCore, release: Callable[[], None] | None = None) -> None:
+        """`release` is called when the engine has been closed."""
         self.core = core
+        self._release = release
         self._wake = threading.Condition()
         self._submitted: list[Request] = []
         self._aborted: list[str] = []
@@ -78,6 +80,8 @@ class AsyncEngine:
         if not self._closed:
             self._closed = True
             self.core.close()
+            if self._release is not None:
+                self._release()
 
     def _refuse_if_draining(self) -> None:
         if self._draining:

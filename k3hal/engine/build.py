@@ -87,7 +87,7 @@ def build(source: Path | GeneratedModel, options: EngineOptions) -> BuiltEngine:
     layout = CacheLayout.of(config, dtype, kv_dtype)
     capturable = _capturable(options, plan, runtime)
     room = Room(checkpoint, layout, options, runtime, dtype, graphs=capturable)
-    ops, where = plan.bind(), torch.device(device.torch_device)
+    ops, where = plan.bind(runtime.beside), torch.device(device.torch_device)
     tier = build_tier(options, layout, runtime, checkpoint, plan)
     try:
         loaded = room.load(lambda: _load(checkpoint, ops, where, dtype))
@@ -104,6 +104,7 @@ def build(source: Path | GeneratedModel, options: EngineOptions) -> BuiltEngine:
 
         runner, memory = room.fit(make, ModelRunner.prepare)
     except BaseException:
+        room.release()
         if tier:
             tier.connector.close()
         raise
@@ -119,7 +120,7 @@ def build(source: Path | GeneratedModel, options: EngineOptions) -> BuiltEngine:
     )
     core = assemble_core(runner, runner.arena, info, defaults, options, tier)
     return BuiltEngine(
-        AsyncEngine(core), runner, tokenizer, checkpoint.name, dataclasses.asdict(defaults), plan, memory
+        AsyncEngine(core, room.release), runner, tokenizer, checkpoint.name, dataclasses.asdict(defaults), plan, memory
     )
 
 

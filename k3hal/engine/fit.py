@@ -55,8 +55,11 @@ class Gauge:
             gc.collect()
         self.restart()
 
-    def limit(self, num_bytes: int) -> None:
-        self._runtime.limit((self._start.held or 0) + max(num_bytes, 0))
+    def limit(self, num_bytes: int | None) -> None:
+        """Let tensors hold no more than `num_bytes`; None takes the limit away. Nothing where nobody counts."""
+        if self.counted:
+            most = self._start.total if num_bytes is None else (self._start.held or 0) + max(num_bytes, 0)
+            self._runtime.limit(most)
 
 
 R = TypeVar("R", bound=Runner)
@@ -141,7 +144,9 @@ class Fitting(Generic[R]):
         held, outside = gauge.held(), gauge.outside()
         try:
             prepare(runner)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not _ran_out(error):
+                raise
             raise CapacityError(
                 f"the graphs of the decode batches do not fit the {gb(plan.needs.graphs + plan.needs.margin)} that the "
                 f"budget of {gb(plan.budget)} leaves them",
@@ -169,12 +174,21 @@ def _measured(needs: Needs, **figures: int) -> dict[str, Any]:
     return {**figures, "measured": needs.measured | frozenset(figures)}
 
 
+def _ran_out(error: BaseException | None) -> bool:
+    """Whether memory ran out, or that led to the error: the end of a capture that failed fails, too."""
+    while error is not None and not isinstance(error, torch.OutOfMemoryError):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 @contextmanager
 def _refusal(trial: Trial, plan: MemoryPlan, taken: int) -> Iterator[None]:
     """Say of memory that ran out in a step which step that was, how much there was, and what would help."""
     try:
         yield
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if not _ran_out(error):
+            raise
         left = max(plan.budget - taken, 0)
         raise CapacityError(
             f"{trial.name} needs more than the {gb(left)} that weights of {gb(plan.weights)} and the cache leave of "

@@ -60,8 +60,7 @@ class Room:
     def load(self, read: Callable[[], T]) -> T:
         """What `read` gives, which may take no more than the budget. Raises `CapacityError` as well."""
         budget = self.estimate.budget
-        if self._gauge.counted:
-            self._gauge.limit(budget - CODE)
+        self._gauge.limit(budget - CODE)
         try:
             return read()
         except torch.OutOfMemoryError:
@@ -91,6 +90,10 @@ class Room:
                 num_runs=self.estimate.num_runs,
             )
         )
+
+    def release(self) -> None:
+        """The engine is no more: others may have what it could take."""
+        self._gauge.limit(None)
 
     def _num_graphs(self) -> int:
         longest = self._options.max_model_len or self._config.max_position_embeddings

@@ -94,7 +94,7 @@ def test_the_report_of_a_slice(bench: Run, tmp_path: Path) -> None:
     assert {"kda_decode", "linear", "latent_moe", "moe_route", "attn_res_mix"} <= names["kda"]
     assert {"mla_decode", "head_linear", "mla_cache_insert"} <= names["mla"] and "embed" in names["ends"]
     for figure in first.values():
-        assert sum(part["floor"] for part in figure["operators"]) == pytest.approx(figure["floor"])
+        assert sum(p["floor"] for p in figure["operators"] if not p["part_of"]) == pytest.approx(figure["floor"])
     later = {part["operator"] for part in report["decode"][2]["layers"]["mla"]["operators"]}
     assert "mla_decode" in later and "kda_decode" not in later and "sigmoid_gate" not in later
     (prefill,) = report["prefill"]
@@ -125,6 +125,14 @@ def test_tables_and_other_models(bench: Run) -> None:
     code, out, _ = bench("random:nano", *sizes, "--markdown")
     assert code == 0 and "| sequences | context | kda dense | kda | mla | ends | step | launch | tokens/s |" in out
     assert "MODELLED" not in out and "operators by themselves" not in out
+
+
+@pytest.mark.usefixtures("slice_model")
+def test_what_the_limit_leaves_out_is_said(bench: Run) -> None:
+    sizes = ("--batch", "1", "--context", "64", "--prefill", "64", "--engine-prompt", "0", "--limit", "0")
+    code, out, err = bench(*sizes)
+    assert code == 0 and out.count("left out: the time limit was over") == 2
+    assert "decode 1 x 64: left out" in err and "prefill 64: left out" in err and "MODELLED" not in out
 
 
 @pytest.mark.usefixtures("slice_model")
@@ -166,7 +174,7 @@ def test_layers_are_run_as_the_model_runs_them() -> None:
     """The calls of all kinds together are those of a whole step, and every page and slot belongs to one sequence."""
     recorder = CallRecorder()
     with observing(recorder):
-        built = build(_nano_slice(), EngineOptions(**OPTIONS, max_num_seqs=4))
+        built = build(_nano_slice(), EngineOptions(**OPTIONS, max_num_seqs=4, ops="latent_moe=composed"))
     model = built.runner.model
     assert isinstance(model, K3Model)
     with torch.inference_mode():
@@ -181,6 +189,11 @@ def test_layers_are_run_as_the_model_runs_them() -> None:
                     call()
     assert logits.shape == (4, 625) and logits.isfinite().all()
     assert sorted(call.label for call in step) == sorted(call.label for call in apart)
+    parts = {call.label.split()[0] + " " + call.op for call in apart if call.part_of}
+    assert "latent_moe: moe_experts_mxfp4" in parts and {part.split()[0] for part in parts} == {"latent_moe:"}
+    assert any(call.label == "latent_moe" and call.provider == "composed" for call in apart)
+    rows = [int(call.label.split()[-1].split("x")[0]) for call in step if call.op == "linear"]
+    assert rows and not any(count % 16 for count in rows), "a rank's one head ends no product at an odd address"
     assert all(call.run is None for call in step) and all(call.run for call in apart)
     assert batch.decode is not None
     pages = batch.decode.page_table.flatten().tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from k3hal.backends.cpu.runtime import CpuRuntime
 from k3hal.dispatch.ops.copy_pages import copy_pages
 from k3hal.dispatch.ops.sample import sample
 from k3hal.dispatch.ops.step_metadata import step_metadata
+from k3hal.dispatch.probe import probe
 from k3hal.engine.build import assemble_core
 from k3hal.engine.cache.arena import CacheArena
 from k3hal.engine.cache.layout import CacheLayout
@@ -75,7 +78,10 @@ class Engine:
         max_num_seqs: int = 4,
         max_num_batched_tokens: int = 16,
         try_out: bool = True,
+        thought: int = 0,
+        prepare: Callable[[CountedDevice], None] | None = None,
     ) -> None:
+        """`thought` bytes are thought to be needed by graphs, which `prepare` captures."""
         self.device = CountedDevice(capacity)
         self.limits = max_num_seqs, max_num_batched_tokens
         gauge = Gauge(self.device)  # pyright: ignore[reportArgumentType]
@@ -92,7 +98,7 @@ class Engine:
                 max_num_seqs=max_num_seqs,
             )
 
-        estimate = replan(Needs(weights=weights, workspace=0))
+        estimate = replan(Needs(weights=weights, workspace=0, graphs=thought))
         self.device.take(weights)
         self.model = HungryModel(self.device, appetite)
         sampler = Sampler(VOCAB, max_num_seqs, CPU, sample)
@@ -106,6 +112,7 @@ class Engine:
             estimate,
             replan,
             make,
+            None if prepare is None else lambda _: prepare(self.device),
             try_out=try_out,
         )
         sizes = Sizes(max_num_seqs, max_num_batched_tokens, estimate.max_model_len, VOCAB, LAYOUT, estimate.num_runs)
@@ -209,6 +216,20 @@ def test_the_plan_says_what_was_measured() -> None:
     assert 60 * RUN - RUN < plan.total <= 60 * RUN
 
 
+def test_nothing_is_limited_where_nobody_counts_nor_after_the_end() -> None:
+    device = CountedDevice(1000, code=10)
+    gauge = Gauge(device)  # pyright: ignore[reportArgumentType]
+    gauge.limit(100)
+    assert device.most == 100
+    gauge.limit(None)
+    assert device.most == 1000
+    uncounted = CpuRuntime(probe("cpu"))
+    gauge = Gauge(uncounted)
+    gauge.limit(0)
+    assert not gauge.counted
+    assert uncounted.allocate(1 << 20).numel() == 1 << 20
+
+
 def test_what_is_not_needed_for_steps_becomes_cache() -> None:
     hungry, modest = (Engine(Appetite(token=token), max_num_seqs=12).plan for token in (900, 10))
     assert modest.num_runs - hungry.num_runs == pytest.approx((hungry.needs.total - modest.needs.total) / RUN, abs=1)
@@ -241,6 +262,46 @@ def test_an_over_commit_is_refused_with_the_flag_that_helps(
     with pytest.raises(CapacityError, match=message) as caught:
         Engine(appetite, **knobs)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("takes", "left"),
+    [(2000, RUN + 200), (1500, RUN + 200), (2100, RUN + 100)],
+)
+def test_graphs_are_measured_and_come_out_of_the_margin_at_most(takes: int, left: int) -> None:
+    plan = Engine(Appetite(token=100), max_num_seqs=12, thought=2000, prepare=lambda device: device.take(takes)).plan
+    assert (plan.needs.graphs, plan.needs.how("graphs")) == (takes, "measured")
+    # What the cache could not take, less than a run, is lost before the margin is.
+    assert left <= plan.needs.margin <= RUN + 200
+    assert plan.total <= plan.budget
+
+
+def ends_in_another_error(device: CountedDevice) -> None:
+    try:
+        device.take(1 << 20)
+    finally:
+        raise RuntimeError("the capture was invalidated")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (lambda device: device.take(6000), r"graphs of the decode batches take 6e-06 GB, .* more than the budget"),
+        (lambda device: device.take(1 << 20), r"graphs of the decode batches do not fit the [0-9.e-]+ GB"),
+        (ends_in_another_error, r"graphs of the decode batches do not fit the [0-9.e-]+ GB"),
+    ],
+)
+def test_graphs_that_take_too_much_are_refused(prepare: Callable[[CountedDevice], None], message: str) -> None:
+    with pytest.raises(CapacityError, match=rf"{message}.*lower --max-num-seqs, give --no-graphs, or raise"):
+        Engine(Appetite(token=300), max_num_seqs=12, thought=2000, prepare=prepare)
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
+    def fail(device: CountedDevice) -> None:
+        raise RuntimeError("the kernel is wrong")
+
+    with pytest.raises(RuntimeError, match="the kernel is wrong"):
+        Engine(Appetite(), prepare=fail)
 
 
 def test_without_a_trial_traffic_may_fail() -> None:

@@ -133,7 +133,10 @@ def test_the_steps_that_are_tried_change_no_output(nano_dir: Path, runtime: Devi
 
 
 def test_a_closed_engine_gives_its_memory_back(nano_dir: Path, runtime: DeviceRuntime) -> None:
+    figures = runtime.memory()
     with started(nano_dir, runtime) as (model, before):
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(4 * GB, dtype=torch.uint8, device="cuda")
         held = runtime.memory().held
         assert held is not None
         assert held - before > plan_of(model).cache // 2
@@ -143,3 +146,4 @@ def test_a_closed_engine_gives_its_memory_back(nano_dir: Path, runtime: DeviceRu
     after = runtime.memory().held
     assert after is not None
     assert after - before < 0.3 * GB
+    assert torch.empty(min(5 * GB, figures.free // 2), dtype=torch.uint8, device="cuda").numel()

@@ -73,6 +73,7 @@ def test_no_body_breaks_an_endpoint(document: dict[str, Any], server: Any, path:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("path", PATHS)
 def test_many_bodies_break_no_endpoint(document: dict[str, Any], server: Any, path: str) -> None:
     check(document, server, path, examples=300)

@@ -69,6 +69,7 @@ def test_what_a_schema_allows_satisfies_it(seed):
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(3600)
 @settings(max_examples=3000, deadline=None)
 @given(st.integers(0, 1_000_000))
 def test_what_a_schema_allows_satisfies_it_at_length(seed):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from k3hal.env import VARIABLES, check_environment
 from k3hal.errors import ConfigError, UsageError
+from k3hal.serve.settings import ServeSettings
 from k3hal.settings import Settings, load_settings
 
 
@@ -107,3 +108,11 @@ def test_a_bad_environment(environ: dict[str, str], message: str) -> None:
 def test_a_good_environment_passes() -> None:
     check_environment({"K3HAL_DEBUG": "0", "K3HAL_OPS": "a=b", "k3hal_ops": "", "PATH": "/bin"})
     assert len(VARIABLES) <= 10
+
+
+@pytest.mark.parametrize(
+    ("given", "engine"),
+    [({}, "auto"), ({"warm_up": "full"}, "auto"), ({"warm_up": "quick"}, "off"), ({"warm_up": False}, "off")],
+)
+def test_the_engine_tries_its_largest_steps_only_before_a_full_warm_up(given: dict[str, Any], engine: str) -> None:
+    assert ServeSettings.model_validate(given).engine_options()["warm_up"] == engine

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from k3hal.backends.triton.kernels._chunk_products import dot, sequence_of, split, unit_inverse
 from k3hal.backends.triton.kernels._kda import convolve_chunk, sigmoid
+from k3hal.backends.triton.kernels.programs import jit_for_any
 
 READ_SCALE: tl.constexpr = tl.constexpr(256.0)
 
@@ -79,7 +80,7 @@ def _met(q, k, g, BASE: tl.constexpr, CHUNK: tl.constexpr, DIM: tl.constexpr, WI
     return late, early, decay, on_keys, q_on_keys
 
 
-@triton.jit
+@jit_for_any("count")
 def chunk_operands(
     qkv, raw_gate, beta_logits, taps, rate, dt_bias, conv_state, slots, starts, known,
     w_out, u_out, q_out, n_out, m_out, keep_out, size_out,

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from k3hal.backends.triton.kernels._kda import convolve_rows, log_decay
+from k3hal.backends.triton.kernels.programs import jit_for_any
 
 
 @triton.jit
@@ -231,7 +232,7 @@ def _decays(
     return g * 1.4426950408889634
 
 
-@triton.jit
+@jit_for_any("count")
 def chunk_products(
     q, k, v, g, beta, taps, rate, dt_bias, conv_state, slots, starts, known,
     w_out, u_out, q_out, n_out, m_out, keep_out,

@@ -7,6 +7,7 @@ import triton.language as tl
 
 from k3hal.backends.triton.kernels._chunk_products import dot_stored
 from k3hal.backends.triton.kernels._kda import gated, move_history
+from k3hal.backends.triton.kernels.programs import jit_for_any
 
 
 @triton.jit
@@ -17,7 +18,7 @@ def _clear(out, first, end, heads, column, ROWS: tl.constexpr, DIM: tl.constexpr
         tl.store(tile, tl.zeros([ROWS, column.shape[0]], out.dtype.element_ty), (rows < end)[:, None])
 
 
-@triton.jit
+@jit_for_any("count", "tokens")
 def chunk_scan(
     w, u, q, n_, m, keep, state, slots, starts, known, qkv, conv_state, out_gate, norm, out,
     state_stride, qkv_stride, conv_stride, gate_stride, count, tokens, heads, eps,
@@ -72,7 +73,7 @@ def chunk_scan(
             tl.store(own, held)
 
 
-@triton.jit
+@jit_for_any("total")
 def gated_norm(
     o, gate, norm, out, o_stride, gate_stride, total, heads, eps,
     LIVE_ONLY: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,

@@ -17,6 +17,7 @@ from k3hal.backends.triton.kernels._chunk_operands import READ_SCALE, binade
 from k3hal.backends.triton.kernels._chunk_products import sequence_of
 from k3hal.backends.triton.kernels._chunk_scan import _clear
 from k3hal.backends.triton.kernels._kda import gated, move_history
+from k3hal.backends.triton.kernels.programs import jit_for_any
 
 
 @triton.jit
@@ -31,7 +32,7 @@ def _scale(held, sizes, first, last, CHUNK: tl.constexpr, DIM: tl.constexpr):
     return 16384.0 / binade(DIM * peak + 2 * CHUNK * total)
 
 
-@triton.jit
+@jit_for_any("count", "tokens", "segments")
 def chunk_sweep(
     w, u, q, n_, m, keep, sizes, state, slots, starts, known, begins, carry, qkv, conv_state, out_gate, norm, out,
     state_stride, qkv_stride, conv_stride, gate_stride, count, tokens, heads, segments, length, places, eps,
@@ -112,7 +113,7 @@ def chunk_sweep(
                 tl.store(own, held)
 
 
-@triton.jit
+@jit_for_any("count")
 def join_segments(
     state, slots, starts, known, carry, begins, state_stride, count, heads, length,
     DIM: tl.constexpr, ROWS: tl.constexpr, EXACT: tl.constexpr,

@@ -13,6 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from k3hal.backends.triton.kernels.programs import jit_for_any
+
 
 @triton.jit
 def expert_of(ids, stride, choice, live, TOP_K: tl.constexpr):
@@ -20,7 +22,7 @@ def expert_of(ids, stride, choice, live, TOP_K: tl.constexpr):
     return tl.load(ids + (choice // TOP_K).to(tl.int64) * stride + choice % TOP_K, live, -1)
 
 
-@triton.jit
+@jit_for_any("choices")
 def tiles_of_few(ids, experts, rows, stride, choices, TOP_K: tl.constexpr, BT: tl.constexpr, BLOCK: tl.constexpr):
     """A program a choice; every BT-th choice of an expert leads a tile, which has the choice's own number."""
     me = tl.program_id(0)
@@ -40,7 +42,7 @@ def tiles_of_few(ids, experts, rows, stride, choices, TOP_K: tl.constexpr, BT: t
     tl.store(rows + me * BT + slot, -1, (slot >= tl.sum(taken.to(tl.int32))) & (slot < size))
 
 
-@triton.jit
+@jit_for_any("choices")
 def count_choices(ids, counts, stride, choices, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
     """A program an expert: how many choices are its own."""
     me = tl.program_id(0)
@@ -51,7 +53,7 @@ def count_choices(ids, counts, stride, choices, TOP_K: tl.constexpr, BLOCK: tl.c
     tl.store(counts + me, tl.sum(total))
 
 
-@triton.jit
+@jit_for_any("choices", "tiles")
 def tiles_of_many(
     ids, counts, experts, rows, stride, choices, tiles, EXPERTS: tl.constexpr, EXPERTS_BLOCK: tl.constexpr,
     TOP_K: tl.constexpr, BT: tl.constexpr, BLOCK: tl.constexpr,

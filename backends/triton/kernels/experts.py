@@ -14,6 +14,8 @@ from k3hal.backends.triton.kernels import _expert_tiles as tiling
 
 FEW = 2048
 """Choices that one program reads at once; more are counted first, by a program an expert."""
+LEAST_CHOICES = 128
+"""Of those the kernel reads at least so many, that it need not be compiled for every batch."""
 SCAN = 2048
 MOST = 4096
 """Tokens at a time. Scratch is an fp32 row a choice, which is 0.9 GiB for K3; its experts have 73 rows each then."""
@@ -95,7 +97,7 @@ def _tiles(ids: Tensor, count: int, height: int) -> tuple[Tensor, Tensor, int]:
     experts = torch.empty(tiles, dtype=torch.int32, device=ids.device)
     rows = torch.empty(tiles * height, dtype=torch.int32, device=ids.device)
     if few:
-        block = max(triton.next_power_of_2(choices), 16)
+        block = max(triton.next_power_of_2(choices), LEAST_CHOICES)
         tiling.tiles_of_few[(choices,)](ids, experts, rows, ids.stride(0), choices, top_k, height, block)
     else:
         counts = torch.empty(count, dtype=torch.int32, device=ids.device)

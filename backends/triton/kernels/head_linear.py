@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from k3hal.backends.triton.kernels.programs import jit_for_any
+
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
@@ -24,7 +26,7 @@ class Tiling:
     stages: int
 
 
-@triton.jit(do_not_specialize=("rows",))  # pyright: ignore[reportCallIssue, reportArgumentType]
+@jit_for_any("rows")
 def _head_linear(
     x, weight, out, x_row, x_head, weight_head, weight_row, weight_column, rows, heads,
     OUTPUTS: tl.constexpr, IN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,

@@ -10,6 +10,7 @@ from torch import Tensor
 from k3hal.backends.triton.kernels._chunk_products import sequence_of
 from k3hal.backends.triton.kernels._chunk_scan import gated_norm
 from k3hal.backends.triton.kernels._kda import convolve_rows, log_decay
+from k3hal.backends.triton.kernels.programs import jit_for_any
 
 ROWS, CHANNELS, NORM_VALUES = 32, 128, 4096
 
@@ -43,7 +44,7 @@ def kda_gate(
     return g, beta
 
 
-@triton.jit
+@jit_for_any("count", "places", "tokens")
 def _convolve(
     x, taps, history, slots, starts, known, out, x_stride, history_stride, count, places, tokens, channels,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,

@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from k3hal.backends.triton.kernels.programs import jit_for_any
+
 FP8_MAX = tl.constexpr(448.0)
 
 
@@ -17,7 +19,7 @@ def _stored(values, kind: tl.constexpr):
     return values.to(kind)
 
 
-@triton.jit(do_not_specialize=("count",))  # pyright: ignore[reportCallIssue, reportArgumentType]
+@jit_for_any("count")
 def _insert(
     latent, k_pe, cache, rows, latent_row, rope_row, page_stride, entry_stride, count,
     RANK: tl.constexpr, ROPE: tl.constexpr, PAGE: tl.constexpr,

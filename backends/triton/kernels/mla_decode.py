@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from k3hal.backends.triton.kernels.programs import resident
+from k3hal.backends.triton.kernels.programs import jit_for_any, resident
 
 LOG2_E = 1.4426950408889634
 MERGED_AT_ONCE = 16
@@ -23,8 +23,6 @@ UPRIGHT = 64
 LEAST_BATCH = 16
 """Sequences that the smallest kernel is made for: all smaller batches share it."""
 _OF_THE_BATCH = ("table_row", "count", "max_splits")
-"""Numbers that change from batch to batch. A kernel made anew for each of their kinds would be made a dozen times, for
-seconds each, while a server captures its graphs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +69,7 @@ def _share(unit, splits, ends, BLOCK_BATCH: tl.constexpr):
     return n, unit - tl.sum(tl.where(tl.arange(0, BLOCK_BATCH) < n, splits, 0), 0)
 
 
-@triton.jit(do_not_specialize=_OF_THE_BATCH)  # pyright: ignore[reportCallIssue, reportArgumentType]
+@jit_for_any(*_OF_THE_BATCH)
 def _attend_upright(
     q, cache, table, seq_lens, out, partial, lse,
     q_row, q_head, page_stride, table_row, count, scale, max_splits,
@@ -133,7 +131,7 @@ def _attend_upright(
             tl.store(lse + part + of_block, top + tl.log2(total), of_block < HEADS)
 
 
-@triton.jit(do_not_specialize=_OF_THE_BATCH)  # pyright: ignore[reportCallIssue, reportArgumentType]
+@jit_for_any(*_OF_THE_BATCH)
 def _attend(
     q, cache, table, seq_lens, out, partial, lse,
     q_row, q_head, page_stride, table_row, count, scale, max_splits,

@@ -13,8 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from k3hal.backends.triton.kernels.programs import jit_for_any
+
 LOG2_E = 1.4426950408889634
 EXPAND_ROWS, EXPAND_DEPTH = 128, 64
+LEAST_BATCH = 64
+"""Bounds of sequences that the smallest kernel is made for: all smaller batches share it."""
 EXACT = 64
 """Values of a sequence's first positions are kept in two parts of 16 bits. Queries that see few positions give the
 largest outputs, which would be rounded twice: as values, and as the mean of hardly more than one."""
@@ -31,7 +35,7 @@ class Tiling:
     scratch: int
 
 
-@triton.jit
+@jit_for_any("table_row")
 def _expand(
     cache, table, cu_seqlens, context_lens, w_uk, w_uv, keys, values, ropes, rest,
     page_stride, table_row, uk_head, uk_row, uk_column, uv_head, uv_row, uv_column, begin, window, key_head, value_head,
@@ -136,7 +140,7 @@ def _add_rest(
     return tl.dot(weights.to(value.dtype), value, acc, input_precision="ieee")
 
 
-@triton.jit
+@jit_for_any("count", "tokens")
 def _attend(
     q, keys, ropes, values, rest, cu_seqlens, context_lens, out, state, state_total, state_top,
     q_row, q_head, key_head, value_head, count, tokens, begin, window, scale,
@@ -267,7 +271,7 @@ def mla_prefill(
             q, keys, ropes, values, rest, cu_seqlens, context_lens, out, state, total, top,
             q.stride(0), q.stride(1), rows * nope, rows * value, count, tokens, begin, window, scale * LOG2_E,
             heads, nope, rope, value, begin == 0, exact,
-            triton.next_power_of_2(count + 1), _block(nope), _block(rope), _block(value),
+            max(triton.next_power_of_2(count + 1), LEAST_BATCH), _block(nope), _block(rope), _block(value),
             tiling.queries, tiling.keys, tiling.stages,
             num_warps=tiling.warps,
         )  # fmt: skip

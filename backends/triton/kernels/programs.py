@@ -1,13 +1,25 @@
-"""What a launch may use of a device: how many programs it holds at once, and how much shared memory each."""
+"""What a launch may use of a device: how many programs it holds at once, and how much shared memory each; and how often
+a kernel is compiled."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
+import triton
 
 INTERPRETED = {"multiprocessor_count": 4, "max_shared_mem": 1 << 30}
+
+
+def jit_for_any(*numbers: str) -> Callable[[Callable[..., Any]], Any]:
+    """`triton.jit` of a kernel that is compiled once for all values of these arguments.
+
+    Triton otherwise compiles anew, for seconds, where a number is the first to be 1, or to be or not to be a multiple
+    of 16. Numbers that change with every batch do that under traffic.
+    """
+    return triton.jit(do_not_specialize=numbers)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
 @cache

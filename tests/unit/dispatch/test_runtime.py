@@ -180,6 +180,30 @@ def test_graphs_of_a_pool_use_the_same_memory_one_after_the_other(runtime: Devic
         assert [int(target[0]) for target in targets] == [2 * (value + 1), 2 * (value + 5)]
 
 
+def test_work_beside_other_work_gives_its_result_in_order(runtime: DeviceRuntime) -> None:
+    source = runtime.allocate(1 << 16)
+    out = runtime.allocate(1 << 16)
+
+    def work() -> None:
+        for _ in range(3):
+            join = runtime.beside(lambda: source * 2 + 1)
+            longer = source + 5
+            out.copy_(join() + longer)
+            source.add_(1)
+
+    work()
+    if runtime.supports_graphs:
+        graph = runtime.capture(work, runtime.graph_pool())
+        source.fill_(0)
+        for _ in range(5):
+            graph.replay()
+        expected = 14
+    else:
+        expected = 2
+    runtime.synchronize()
+    assert bool((out == 3 * expected + 6).all())
+
+
 def test_work_on_a_stream_takes_time_that_its_events_show(runtime: DeviceRuntime) -> None:
     arena = runtime.allocate(1 << 24)
     stream = runtime.new_stream()
