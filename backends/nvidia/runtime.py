@@ -74,6 +74,7 @@ class CudaRuntime:
         return MemoryFigures(total, free, held, torch.cuda.max_memory_reserved(self._torch_device))
 
     def reset_peak(self) -> None:
+        torch.cuda.init()  # before that there are no counts to reset
         with torch.cuda.device(self._torch_device):
             torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._torch_device)
@@ -110,6 +111,7 @@ class CudaRuntime:
 
     def capture(self, work: Callable[[], None], pool: Any = None) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
+        self._side = self._side or torch.cuda.Stream(self._torch_device)
         # Of this thread alone: another may allocate memory or wait for an event meanwhile.
         mode = "thread_local"
         with torch.cuda.device(self._torch_device), torch.cuda.graph(graph, pool=pool, capture_error_mode=mode):
@@ -122,11 +124,9 @@ class CudaRuntime:
         All that the branch allocates is used again only behind the next one's beginning, which waits for this stream's
         work: no tensor need be told which streams use it.
         """
-        if not torch.cuda.is_current_stream_capturing():
-            return work
-        if self._side is None:
-            self._side = torch.cuda.Stream(self._torch_device)
         side = self._side
+        if side is None or not torch.cuda.is_current_stream_capturing():
+            return work
         side.wait_stream(torch.cuda.current_stream(self._torch_device))
         with torch.cuda.stream(side):
             result = work()
