@@ -30,7 +30,6 @@ from k3hal.engine.options import EngineOptions
 from k3hal.engine.room import weight_bytes
 from k3hal.errors import UnsupportedError, UsageError
 from k3hal.model.checkpoint import Checkpoint
-from k3hal.model.config import ModelConfig
 from k3hal.model.generated import GeneratedModel
 from k3hal.model.k3 import K3Model
 
@@ -83,7 +82,7 @@ def bench_slice(settings: SliceBench, say: Say) -> dict[str, Any]:
     runtime.synchronize()
     seconds = time.perf_counter() - begun
     say(f"built in {seconds:.1f} s; {built.memory}")
-    steps = _engine_steps(built, source.config, settings, say)
+    steps = engine_steps(built, settings.batch, settings.engine_prompt, runtime, say) if settings.engine_prompt else []
     built.engine.close()
     # Timing takes memory beside the engine's, of what its budget leaves.
     runtime.limit(runtime.memory().total)
@@ -135,15 +134,6 @@ class _Clock:
 def _build(source: Checkpoint | GeneratedModel, settings: SliceBench) -> BuiltEngine:
     options = dataclasses.replace(settings.options, max_num_seqs=max(settings.batch))
     return build(source.path if isinstance(source, Checkpoint) else source, options)
-
-
-def _engine_steps(built: BuiltEngine, config: ModelConfig, settings: SliceBench, say: Say) -> list[dict[str, Any]]:
-    if not settings.engine_prompt:
-        return []
-    if not config.mla_layers:
-        say("the engine itself is not timed: without an MLA layer it takes 128 tokens a sequence")
-        return []
-    return engine_steps(built, settings.batch, settings.engine_prompt, runtime_for(built.plan.device), say)
 
 
 def _decode(

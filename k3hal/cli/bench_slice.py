@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -26,32 +27,39 @@ from k3hal.errors import UsageError
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20}
 
 
+Batches = Annotated[str, typer.Option(metavar="N,...", help="Sequences that decode at once.")]
+Contexts = Annotated[
+    str, typer.Option(metavar="N,...", help="Tokens of each; k and M are 1024 and 1024².  Empty: no decode.")
+]
+Prompts = Annotated[str, typer.Option(metavar="N,...", help="Tokens of a prompt.  Empty: no prefill.")]
+CollectiveUs = Annotated[float, typer.Option(metavar="US", help="What one collective takes in the modelled figures.")]
+Operators = Annotated[bool, typer.Option("--operators/--no-operators", help="Also time each operator by itself.")]
+EnginePrompt = Annotated[
+    int, typer.Option(metavar="N", help="Prompt tokens in real steps of the engine; 0: none of them.")
+]
+AsyncDepth = Annotated[int | None, typer.Option(metavar="N", help="Steps of the engine planned at once.")]
+SecondsEach = Annotated[float, typer.Option(metavar="S", help="To spend on each timing on a CPU.")]
+Limit = Annotated[float, typer.Option(metavar="S", help="Begin no row of the tables after that.")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")]
+Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw times against floors as FILE.png and FILE.svg.")]
+
+
 def bench_slice(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="k3-slice:N, k3-slice:N@tpM or any other model.")
     ] = "k3-slice:4@tp8",
-    batch: Annotated[str, typer.Option(metavar="N,...", help="Sequences that decode at once.")] = "1,8,64,256",
-    context: Annotated[
-        str, typer.Option(metavar="N,...", help="Tokens of each; k and M are 1024 and 1024².  Empty: no decode.")
-    ] = "4k,128k,1M",
-    prefill: Annotated[str, typer.Option(metavar="N,...", help="Tokens of a prompt.  Empty: no prefill.")] = "8k,64k",
-    collective_us: Annotated[
-        float, typer.Option(metavar="US", help="What one collective takes in the modelled figures.")
-    ] = 12.0,
-    operators: Annotated[
-        bool, typer.Option("--operators/--no-operators", help="Also time each operator by itself.")
-    ] = True,
-    engine_prompt: Annotated[
-        int, typer.Option(metavar="N", help="Prompt tokens in real steps of the engine; 0: none of them.")
-    ] = 256,
-    async_depth: Annotated[int | None, typer.Option(metavar="N", help="Steps of the engine planned at once.")] = None,
+    batch: Batches = "1,8,64,256",
+    context: Contexts = "4k,128k,1M",
+    prefill: Prompts = "8k,64k",
+    collective_us: CollectiveUs = 12.0,
+    operators: Operators = True,
+    engine_prompt: EnginePrompt = 256,
+    async_depth: AsyncDepth = None,
     graphs: Graphs = None,
-    seconds: Annotated[float, typer.Option(metavar="S", help="To spend on each timing on a CPU.")] = 0.05,
-    limit: Annotated[float, typer.Option(metavar="S", help="Begin no row of the tables after that.")] = 86_400.0,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw times against floors as FILE.png and FILE.svg.")
-    ] = None,
+    seconds: SecondsEach = 0.05,
+    limit: Limit = 86_400.0,
+    markdown: Markdown = False,
+    plot: Plot = None,
     save: Save = None,
     ops: Ops = None,
     plan: Plan = None,
@@ -67,48 +75,48 @@ def bench_slice(
     What does not fit the memory is said and left out. Figures for the whole model are modelled from a slice's.
     """
     from k3hal.bench.cache.plot import check_plot
-    from k3hal.bench.save import check_targets, tables_of
-    from k3hal.bench.save import save as keep
+    from k3hal.bench.save import check_targets
     from k3hal.bench.slice import SCHEMA, SliceBench
     from k3hal.bench.slice import bench_slice as measure
-    from k3hal.bench.slice_plot import save_plot
     from k3hal.engine.options import EngineOptions
 
     check_targets(save or [])
     if plot:
         check_plot(plot)
+    options = EngineOptions.of(
+        device=device, dtype=dtype, kv_cache_dtype=kv_cache_dtype, ops=ops, plan=plan, memory_budget=memory_budget,
+        max_num_batched_tokens=max_num_batched_tokens, async_depth=async_depth, graphs=graphs,
+    )  # fmt: skip
+    sizes = {"batch": batch, "context": context, "prefill": prefill}
     settings = SliceBench(
         model=model,
-        batch=_numbers("batch", batch),
-        context=_numbers("context", context),
-        prefill=_numbers("prefill", prefill),
         collective_us=collective_us,
         operators=operators,
         engine_prompt=engine_prompt,
         seconds=seconds,
         limit=limit,
-        options=EngineOptions.of(
-            device=device,
-            dtype=dtype,
-            kv_cache_dtype=kv_cache_dtype,
-            ops=ops,
-            plan=plan,
-            memory_budget=memory_budget,
-            max_num_batched_tokens=max_num_batched_tokens,
-            async_depth=async_depth,
-            graphs=graphs,
-        ),
+        options=options,
+        **{name: _numbers(name, text) for name, text in sizes.items()},
     )
     report = measure(settings, lambda line: typer.echo(line, err=True))
-    files = save_plot(report, plot) if plot else []
-    for target in save or []:
-        keep({"schema": SCHEMA, **report}, target)
-    if as_json:
-        print_json(SCHEMA, {**report, "plots": [str(file) for file in files]})
-    else:
-        tables = tables_of({"schema": SCHEMA, **report})
-        typer.echo("\n\n".join(table.markdown() if markdown else table.text() for table in tables))
+    _put_out({"schema": SCHEMA, **report}, plot, save or [], as_json=as_json, markdown=markdown)
     return 0
+
+
+def _put_out(
+    report: dict[str, Any], plot: Path | None, targets: Sequence[Path], *, as_json: bool, markdown: bool
+) -> None:
+    from k3hal.bench.save import save, tables_of
+    from k3hal.bench.slice_plot import save_plot
+
+    files = save_plot(report, plot) if plot else []
+    for target in targets:
+        save(report, target)
+    if as_json:
+        print_json(report["schema"], {**report, "plots": [str(file) for file in files]})
+    else:
+        tables = tables_of(report)
+        typer.echo("\n\n".join(table.markdown() if markdown else table.text() for table in tables))
 
 
 def _numbers(flag: str, text: str) -> tuple[int, ...]:

@@ -59,5 +59,5 @@ def test_the_page_shows_the_committed_results(path: Path, tmp_path: Path) -> Non
 
 def test_there_are_committed_results() -> None:
     kinds = {json.loads(path.read_text(encoding="utf-8"))["schema"] for path in RESULTS}
-    ours = {f"k3hal.bench_{name}/1" for name in ("engine", "dispatch", "dump", "cache", "serve")}
+    ours = {f"k3hal.bench_{name}/1" for name in ("engine", "dispatch", "dump", "cache", "serve", "slice")}
     assert kinds == ours | {"k3hal.op_bench/1"}

@@ -157,6 +157,24 @@ def test_an_engine_runs_a_rank_s_slice() -> None:
     assert built.runner.arena.layout.heads == 2 and built.model_name == "tiny-slice:4@tp2"
 
 
+def test_a_slice_without_mla_layers_continues_beyond_a_page() -> None:
+    """Three KDA layers: whole, cut into chunks and split between two sequences, the same tokens follow."""
+    model = GeneratedModel.of("tiny-slice:3@tp2", slice_of(_tiny(), 3, 2))
+    prompt, answers = [(7 * i) % 300 for i in range(300)], []
+    for options in ({}, {"max_num_batched_tokens": 64, "prefix_cache_policy": "none"}):
+        built = build(model, EngineOptions(device="cpu", dtype="float32", max_model_len=512, **options))
+        core, tokens = built.engine.core, {"a": [], "b": []}
+        for name in tokens:
+            core.add(EngineRequest(name, prompt, SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)))
+        while core.has_work:
+            for output in core.step():
+                assert output.finish_reason != "error", output.error
+                tokens[output.request_id] += output.token_ids
+        built.engine.close()
+        answers += tokens.values()
+    assert len(answers[0]) == 5 and all(answer == answers[0] for answer in answers)
+
+
 def test_a_whole_random_model_runs_and_repeats() -> None:
     with LLM("random:nano", device="cpu", dtype="float32", max_model_len=256) as model:
         logits = model.logits([5, 6, 7, 8])

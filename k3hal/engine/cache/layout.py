@@ -42,8 +42,13 @@ class CacheLayout:
 
     @classmethod
     def of(cls, config: ModelConfig, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> CacheLayout:
-        """The layout of a model with activations in `dtype`; `kv_dtype` None stores KV in `dtype` too."""
+        """The layout of a model with activations in `dtype`; `kv_dtype` None stores KV in `dtype` too.
+
+        Without MLA layers tokens take no pages: the longest sequence then counts as one, so that a table of one page,
+        the null page, is a table for all positions.
+        """
         return cls(
+            page_tokens=PAGE_TOKENS if config.mla_layers else max(config.max_position_embeddings, PAGE_TOKENS),
             kv_layers=len(config.mla_layers),
             kv_width=config.kv_lora_rank + config.qk_rope_head_dim,
             kv_dtype=kv_dtype or dtype,
