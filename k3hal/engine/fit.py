@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
@@ -16,6 +16,7 @@ from k3hal.engine.cache.arena import CacheArena
 from k3hal.engine.memory import MemoryPlan, Needs, gb, margin_for
 from k3hal.engine.warmup import Runner, Sizes, Trial, trials
 from k3hal.errors import CapacityError
+from k3hal.model.progress import progress_bar
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +140,7 @@ class Fitting(Generic[R]):
         sizes = _planned(sizes, self._replan(Needs(weights=plan.weights, workspace=0)))
         memory = self._runtime.allocate(_FEW_RUNS * layout.run_bytes)
         runner, before, peak, batch = self._make(CacheArena(layout, memory), sizes.max_model_len), gauge.held(), 0, 0
-        for trial in trials(sizes, arena_runs=_FEW_RUNS):
+        for trial in _shown(trials(sizes, arena_runs=_FEW_RUNS)):
             gauge.restart()
             held = gauge.held()
             with _refusal(trial, plan, before):
@@ -156,7 +157,7 @@ class Fitting(Generic[R]):
 
     def _run(self, runner: R, sizes: Sizes, plan: MemoryPlan) -> None:
         """The largest steps over the whole cache."""
-        for trial in trials(sizes):
+        for trial in _shown(trials(sizes)):
             with _refusal(trial, plan, plan.weights + plan.cache):
                 runner.execute(trial.plan)
 
@@ -185,6 +186,16 @@ class Fitting(Generic[R]):
         needs = replace(plan.needs, **_measured(plan.needs, graphs=taken))
         missing = max(needs.total + plan.cache - plan.budget, 0)
         return replace(plan, needs=replace(needs, margin=needs.margin - missing))
+
+
+def _shown(steps: Iterable[Trial]) -> Iterator[Trial]:
+    """The steps, with a bar for a person of how many have run."""
+    every = list(steps)
+    with progress_bar("trying the largest steps", len(every), steps=True) as progress:
+        for step in every:
+            yield step
+            if progress:
+                progress(1)
 
 
 def _planned(sizes: Sizes, plan: MemoryPlan) -> Sizes:
