@@ -84,6 +84,10 @@ class BoundOps:
 
         return around
 
+    def has(self, op: str, layer: int | None = None, phase: Phase = "any") -> bool:
+        """Whether the plan has an operator for a layer."""
+        return (op, layer, phase) in self._functions or (op, None, phase) in self._functions
+
     def fn(self, op: str, layer: int | None = None, phase: Phase = "any") -> Callable[..., Any]:
         """The function to call for an operator in a layer: the provider's own, with nothing around it."""
         return self._functions[self._key(op, layer, phase)]

@@ -50,14 +50,21 @@ class PrefillBatch:
 class VerifyBatch:
     """`N` sequences with a token and its drafts each, packed after the decode rows. Their states are not to be changed.
 
-    `cu_seqlens` int32 [N + 1] offsets from the first of these rows; `context_lens` int32 [N] tokens cached before, at
-    least one.
+    `cu_seqlens` int32 [N + 1] offsets from the first of these R rows; `context_lens` int32 [N] tokens cached before, at
+    least one. Each row seen as a sequence of its own: `row_tables` int32 [R, pages], `row_lens` int32 [R] tokens in the
+    cache with it. All sequences made `width` rows long: `padded` int64 [N * width] the rows, each sequence's last one
+    repeated, and `packed` int64 [R] where among those each row is.
     """
 
     slots: Tensor
     page_table: Tensor
     cu_seqlens: Tensor
     context_lens: Tensor
+    row_tables: Tensor
+    row_lens: Tensor
+    width: int
+    padded: Tensor
+    packed: Tensor
 
     @property
     def size(self) -> int:
@@ -83,6 +90,10 @@ class StepBatch:
     @property
     def num_decodes(self) -> int:
         return self.decode.size if self.decode else 0
+
+    @property
+    def num_verify_rows(self) -> int:
+        return self.verify.packed.shape[0] if self.verify else 0
 
 
 @dataclass(frozen=True, slots=True)

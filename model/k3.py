@@ -35,7 +35,7 @@ class Layer:
 
 
 class K3Model:
-    """The model on one rank. Stateless: all state is in the cache it is given."""
+    """The model on one rank. All state is in the cache it is given, but for drafts between `forward` and `commit`."""
 
     def __init__(self, build: Build) -> None:
         cfg = build.cfg
@@ -78,6 +78,18 @@ class K3Model:
             if i in aux_layers:
                 aux[i] = stream.prefix + delta
         return self.final(stream, delta), aux
+
+    @torch.inference_mode()
+    def commit(self, batch: StepBatch, cache: CacheViews, kept: Tensor) -> None:
+        """Leave the states of the sequences of `batch.verify` as after the first `kept` int32 [N] of their new tokens.
+
+        To be called once after each `forward` over such a batch. Their KV is there whatever is kept.
+        """
+        assert batch.verify is not None
+        for layer in self.layers:
+            if isinstance(layer.attention, KDA) and layer.attention.drafts is not None:
+                index = layer.attention.index
+                layer.attention.drafts.commit(kept, batch.verify, cache.conv[index], cache.state[index])
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

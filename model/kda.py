@@ -7,6 +7,7 @@ from torch import Tensor
 
 from k3hal.model.batch import CacheViews, StepBatch
 from k3hal.model.context import ALIGNED_ROWS, Build
+from k3hal.model.drafts import Drafts
 
 
 class KDA:
@@ -53,22 +54,29 @@ class KDA:
         decode = build.ops.prepare("kda_decode", layer, "decode", **small)
         self.prefill_weights, self.decode_weights = (tuple(w[key] for key in small) for w in (prefill, decode))
         self.o_proj = build.linear(reader.get(name("o_proj.weight"), shard=build.parallel.row()))
+        self.drafts = Drafts(build, layer, self, small) if build.ops.has("kda_verify", layer, "verify") else None
 
     def __call__(self, x: Tensor, batch: StepBatch, cache: CacheViews) -> Tensor:
-        """x [T, D], normed, to [T, D]; advances the conv and recurrent states of every sequence in the batch."""
+        """x [T, D], normed, to [T, D]; advances the states of every sequence but those that verify drafts."""
         qkv, z, f_a, beta, _ = self.in_proj(x).split(self.split, dim=-1)
         shape = (x.shape[0], self.heads, self.head_dim)
         raw_gate = self.f_b(f_a).view(shape)
         out_gate = (z if self.g_b is None else self.g_b(z)).view(shape)
         conv, state = cache.conv[self.index], cache.state[self.index]
-        inputs, split, outs = (qkv, raw_gate, beta, out_gate), batch.num_decodes, []
+        inputs, decodes, outs = (qkv, raw_gate, beta, out_gate), batch.num_decodes, []
+        split = decodes + batch.num_verify_rows
         if batch.decode:
-            rows = inputs if batch.prefill is None else tuple(t[:split] for t in inputs)
+            rows = inputs if decodes == x.shape[0] else tuple(t[:decodes] for t in inputs)
             outs.append(
                 self.decode(*rows, *self.decode_weights, conv, state, batch.decode.slots, self.lower_bound, self.eps)
             )
+        if batch.verify:
+            if self.drafts is None:
+                raise RuntimeError("the batch has drafts, and the model was built without what verifies them")
+            rows = tuple(t[decodes:split] for t in inputs)
+            outs.append(self.drafts.verify(rows, batch.verify, conv, state))
         if batch.prefill:
-            rows = inputs if batch.decode is None else tuple(t[split:] for t in inputs)
+            rows = inputs if split == 0 else tuple(t[split:] for t in inputs)
             spans = (batch.prefill.slots, batch.prefill.cu_seqlens, batch.prefill.has_state)
             outs.append(self.prefill(*rows, *self.prefill_weights, conv, state, *spans, self.lower_bound, self.eps))
         return self.o_proj(outs[0] if len(outs) == 1 else torch.cat(outs))

@@ -62,9 +62,12 @@ class MLA:
         q = q.view(x.shape[0], self.heads, self.nope + self.rope)
         kv = cache.kv[self.index]
         self.insert(self.norm(latent, self.kv_norm, self.latent_eps, None), k_pe, kv, batch.kv_rows)
-        split, outs = batch.num_decodes, []
+        decodes, outs = batch.num_decodes, []
+        split = decodes + batch.num_verify_rows
         if batch.decode:
-            outs.append(self._decode(q[:split], kv, batch))
+            outs.append(self._decode(q[:decodes], kv, batch.decode.page_table, batch.decode.seq_lens))
+        if batch.verify:
+            outs.append(self._decode(q[decodes:split], kv, batch.verify.row_tables, batch.verify.row_lens))
         if batch.prefill:
             p = batch.prefill
             spans = (p.page_table, p.cu_seqlens, p.context_lens)
@@ -74,11 +77,13 @@ class MLA:
             out = self.gate(out, gate[0])
         return self.o_proj(out)
 
-    def _decode(self, q: Tensor, kv: Tensor, batch: StepBatch) -> Tensor:
-        """Absorbed attention: queries go to latent space, and the latent result comes back up; [N, H, V]."""
-        assert batch.decode is not None
+    def _decode(self, q: Tensor, kv: Tensor, page_table: Tensor, seq_lens: Tensor) -> Tensor:
+        """Absorbed attention: queries go to latent space, and the latent result comes back up; [N, H, V].
+
+        A draft is a row that sees one token more than the row before it: all are in the cache by now.
+        """
         absorbed = torch.empty(q.shape[0], self.heads, self.rank + self.rope, dtype=q.dtype, device=q.device)
         absorbed[..., : self.rank] = self.head_linear(q[..., : self.nope], self.absorb)
         absorbed[..., self.rank :] = q[..., self.nope :]
-        latent = self.decode(absorbed, kv, batch.decode.page_table, batch.decode.seq_lens, self.scale, self.rank)
+        latent = self.decode(absorbed, kv, page_table, seq_lens, self.scale, self.rank)
         return self.head_linear(latent, self.expand)

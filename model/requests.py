@@ -9,8 +9,13 @@ from k3hal.model.config import ModelConfig
 PAGE_TOKENS = 128
 
 
-def model_requests(cfg: ModelConfig, dtype: str, kv_dtype: str, tp: int = 1) -> list[OpRequest]:
-    """Every operator of one rank of `tp`, layers with the same static facts together. Needs no torch and no weights."""
+def model_requests(
+    cfg: ModelConfig, dtype: str, kv_dtype: str, tp: int = 1, *, drafts: bool = False
+) -> list[OpRequest]:
+    """Every operator of one rank of `tp`, layers with the same static facts together. Needs no torch and no weights.
+
+    With `drafts` also what a step takes that verifies them.
+    """
     layers = tuple(range(cfg.num_layers))
     out = [
         OpRequest("embed", (), "any", {"dim": cfg.hidden_size}),
@@ -21,7 +26,7 @@ def model_requests(cfg: ModelConfig, dtype: str, kv_dtype: str, tp: int = 1) -> 
     if cfg.attn_res_block_size:
         dims: dict[str, DimValue] = {"dim": cfg.hidden_size, "block_size": cfg.attn_res_block_size}
         out.append(OpRequest("attn_res_mix", (), "any", dims))
-    out += _attention(cfg, layers, kv_dtype, tp)
+    out += _attention(cfg, layers, kv_dtype, tp, drafts)
     out.append(OpRequest(f"{cfg.activation}_and_mul", layers, "any", {"dim": cfg.hidden_size}))
     out += _experts(cfg, tuple(i for i in layers if cfg.is_moe(i)), tp)
     out += [
@@ -32,7 +37,7 @@ def model_requests(cfg: ModelConfig, dtype: str, kv_dtype: str, tp: int = 1) -> 
     return out
 
 
-def _attention(cfg: ModelConfig, layers: tuple[int, ...], kv_dtype: str, tp: int) -> list[OpRequest]:
+def _attention(cfg: ModelConfig, layers: tuple[int, ...], kv_dtype: str, tp: int, drafts: bool) -> list[OpRequest]:
     kda, mla = (tuple(i for i in layers if cfg.is_kda(i) is want) for want in (True, False))
     kda_dims: dict[str, DimValue] = {"heads": cfg.kda_heads // tp, "head_dim": cfg.kda_head_dim}
     kda_dims |= {"conv_width": cfg.conv_width, "bounded": cfg.gate_lower_bound is not None}
@@ -42,6 +47,8 @@ def _attention(cfg: ModelConfig, layers: tuple[int, ...], kv_dtype: str, tp: int
     out = []
     if kda:
         out += [OpRequest("kda_prefill", kda, "prefill", kda_dims), OpRequest("kda_decode", kda, "decode", kda_dims)]
+    if kda and drafts:
+        out += [OpRequest(op, kda, "verify", kda_dims) for op in ("kda_verify", "kda_commit")]
     if mla:
         out.append(OpRequest("mla_cache_insert", mla, "any", mla_dims))
         out.append(OpRequest("head_linear", mla, "decode", {"heads": cfg.num_heads // tp}))

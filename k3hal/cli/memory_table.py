@@ -9,6 +9,7 @@ WHAT = {
     "weights": "the model",
     "cache": "prefixes and running sequences",
     "workspace": "what a step takes and gives back",
+    "drafts": "records and logits of drafts",
     "buffers": "what stays between steps: sampling, libraries",
     "graphs": "captured decode steps",
     "code": "contexts and kernels, beside all tensors",

@@ -25,8 +25,8 @@ from k3hal.cli.common import (
     settings_from,
 )
 from k3hal.cli.serve_flags import (
+    ENGINE_FLAGS,
     SERVER_FLAGS,
-    TIER_FLAGS,
     PrefixCachePolicy,
     PrefixMatchUnit,
     RetentionInterval,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from k3hal.tokenizer import Tokenizer as K3Tokenizer
 
 
-@with_flags(TIER_FLAGS | SERVER_FLAGS)
+@with_flags(ENGINE_FLAGS | SERVER_FLAGS)
 def serve(
     ctx: typer.Context,
     model: Annotated[

@@ -77,7 +77,7 @@ SERVER_FLAGS: dict[str, Any] = {
 """Flags of the HTTP server by the name of their setting."""
 
 # Places are texts here: an empty `Path` is the working directory, and what was empty could not be told any more.
-TIER_FLAGS: dict[str, Any] = {
+ENGINE_FLAGS: dict[str, Any] = {
     "prefix_host_cache_gb": _flag(
         float,
         "prefix-host-cache-gb",
@@ -92,8 +92,9 @@ TIER_FLAGS: dict[str, Any] = {
         "FILE",
         "Configuration (JSON) of a Mooncake store that keeps prefixes for several engines.",
     ),
+    "draft": _flag(str, "draft", "ngram:N", "Verify up to N tokens a step that followed before.  [default: none]"),
 }
-"""Flags of the prefix cache's external tier by the name of their setting."""
+"""Flags of the engine by the name of their setting: the prefix cache's external tier, and drafts."""
 
 
 def with_flags(flags: dict[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -32,9 +32,9 @@ from k3hal.model.write import write_preset
 END_TO_END_TIMEOUT = 600.0
 Note = Callable[[str, str], None]
 """Told of a dtype and a variant before they run."""
-TOKENS, DECODES = 136, 8
-"""Of the one sequence: more than two chunks of KDA and one page of MLA; the last ones are decoded one by one, after all
-that is cached has been copied to other pages."""
+TOKENS, DECODES, DRAFTED = 136, 8, 3
+"""Of the one sequence: more than two chunks of KDA and one page of MLA. The last ones are decoded, after all that is
+cached has been copied to other pages: one with right drafts behind it and a wrong one, the others one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +142,14 @@ def pairs_of(decision: Decision) -> Iterator[tuple[str, str]]:
 
 def _computed(folder: Path, device: str, dtype: str, ops: str | None) -> _Computed:
     sizes = {"max_num_seqs": 2, "max_model_len": 4 * TOKENS, "max_num_batched_tokens": 4 * TOKENS}
-    built = build_engine(str(folder), device=device, dtype=dtype, ops=ops, fallback="warn", warm_up="off", **sizes)
+    drafts = f"ngram:{DRAFTED + 1}"
+    built = build_engine(
+        str(folder), device=device, dtype=dtype, ops=ops, fallback="warn", warm_up="off", draft=drafts, **sizes
+    )
     try:
         vocabulary = built.engine.info.vocab_size
         ids = random.Random(0).choices(range(vocabulary), k=TOKENS)
-        logits = Driver(built.runner).run(ids, DECODES, lambda _: None, moved=True)
+        logits = Driver(built.runner).run(ids, DECODES, lambda _: None, moved=True, drafted=DRAFTED)
         draw = built.plan.bind().fn("sample")
         return _Computed(logits, built.plan, drawn_wrong(logits, draw, built.runner.arena.pages.device))
     finally:

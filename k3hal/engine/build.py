@@ -159,6 +159,7 @@ def assemble_core(
         max_num_seqs=info.max_num_seqs,
         max_num_batched_tokens=info.max_num_batched_tokens,
         max_queue=info.max_queue,
+        drafter=options.drafter(),
     )
     return EngineCore(scheduler, runner, info, defaults, options.depth(asynchronous=runner.asynchronous))
 
@@ -211,7 +212,8 @@ def _plan(
     kv_dtype: torch.dtype,
 ) -> DispatchPlan:
     """The dispatch plan: a saved one pinned, or made under the policy in force."""
-    requests = model_requests(config, _DTYPE_NAMES[dtype], _DTYPE_NAMES[kv_dtype])
+    drafts = options.draft is not None
+    requests = model_requests(config, _DTYPE_NAMES[dtype], _DTYPE_NAMES[kv_dtype], drafts=drafts)
     if options.plan is not None and options.ops:
         raise UsageError("ops and plan both say what runs", hint="give one of them")
     selector = build_selector(options.ops, options.fallback)

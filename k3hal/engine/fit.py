@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
@@ -15,6 +16,11 @@ from k3hal.engine.cache.arena import CacheArena
 from k3hal.engine.memory import MemoryPlan, Needs, gb, margin_for
 from k3hal.engine.warmup import Runner, Sizes, Trial, trials
 from k3hal.errors import CapacityError
+from k3hal.model.progress import progress_bar
+
+logger = logging.getLogger(__name__)
+
+_FEWER_GRAPHS = "lower --max-num-seqs, give --no-graphs, or raise --memory-budget"
 
 _FEW_RUNS = 3
 """Runs of an arena that steps can be tried on: the null run, one of pages, one of a state."""
@@ -100,10 +106,28 @@ class Fitting(Generic[R]):
             gauge.limit(plan.budget)
             needs = replace(plan.needs, **_measured(plan.needs, weights=gauge.held()))
             plan = self._replan(self._measure(sizes, replace(plan, needs=needs)) if self._try_out else needs)
-            gauge.limit(plan.budget - plan.needs.code)
+        runner, plan = self._over_the_rest(sizes, plan)
+        if gauge.counted and plan.needs.margin < margin_for(plan.needs.workspace) // 2:
+            # Graphs took more than was thought: the cache gets what they leave.
+            del runner
+            gauge.settle()
+            plan = self._replan(replace(plan.needs, margin=margin_for(plan.needs.workspace)))
+            runner, plan = self._over_the_rest(sizes, plan)
+        if plan.needs.margin < 0:
+            raise CapacityError(
+                f"the graphs of the decode batches take {gb(plan.needs.graphs)}, {gb(-plan.needs.margin)} more than "
+                f"the budget of {gb(plan.budget)} has left",
+                hint=_FEWER_GRAPHS,
+            )
+        gauge.limit(plan.budget - max(gauge.outside(), plan.needs.code))
+        return runner, plan
+
+    def _over_the_rest(self, sizes: Sizes, plan: MemoryPlan) -> tuple[R, MemoryPlan]:
+        """A runner over the whole cache, which has been tried, and the plan with its graphs."""
+        self._gauge.limit(plan.budget - plan.needs.code)
         runner = self._make(CacheArena(sizes.layout, self._runtime.allocate(plan.cache)), plan.max_model_len)
         if self._try_out:
-            gauge.restart()
+            self._gauge.restart()
             self._run(runner, _planned(sizes, plan), plan)
         if self._prepare is not None:
             plan = self._capture(runner, self._prepare, plan)
@@ -116,7 +140,7 @@ class Fitting(Generic[R]):
         sizes = _planned(sizes, self._replan(Needs(weights=plan.weights, workspace=0)))
         memory = self._runtime.allocate(_FEW_RUNS * layout.run_bytes)
         runner, before, peak, batch = self._make(CacheArena(layout, memory), sizes.max_model_len), gauge.held(), 0, 0
-        for trial in trials(sizes, arena_runs=_FEW_RUNS):
+        for trial in _shown(trials(sizes, arena_runs=_FEW_RUNS)):
             gauge.restart()
             held = gauge.held()
             with _refusal(trial, plan, before):
@@ -133,12 +157,12 @@ class Fitting(Generic[R]):
 
     def _run(self, runner: R, sizes: Sizes, plan: MemoryPlan) -> None:
         """The largest steps over the whole cache."""
-        for trial in trials(sizes):
+        for trial in _shown(trials(sizes)):
             with _refusal(trial, plan, plan.weights + plan.cache):
                 runner.execute(trial.plan)
 
     def _capture(self, runner: R, prepare: Callable[[R], None], plan: MemoryPlan) -> MemoryPlan:
-        """The plan with what the captured graphs of a runner take. They come out of the margin where it is more."""
+        """The plan with what the captured graphs of a runner take: out of the margin what is more than was thought."""
         gauge = self._gauge
         gauge.restart()
         held, outside = gauge.held(), gauge.outside()
@@ -147,22 +171,31 @@ class Fitting(Generic[R]):
         except RuntimeError as error:
             if not _ran_out(error):
                 raise
+            left = plan.budget - plan.needs.code - plan.weights - plan.needs.buffers - plan.cache
             raise CapacityError(
-                f"the graphs of the decode batches do not fit the {gb(plan.needs.graphs + plan.needs.margin)} that the "
-                f"budget of {gb(plan.budget)} leaves them",
-                hint="lower --max-num-seqs, give --no-graphs, or raise --memory-budget",
+                f"the graphs of the decode batches do not fit the {gb(left)} that weights of {gb(plan.weights)} and "
+                f"the cache leave of the budget of {gb(plan.budget)}",
+                hint=_FEWER_GRAPHS,
             ) from None
         gauge.restart()
-        taken = max(gauge.held() - held, 0) + max(gauge.outside() - outside, 0)
+        if not gauge.counted:
+            return plan
+        beside = max(gauge.outside() - outside, 0)
+        taken = max(gauge.held() - held, 0) + beside
+        logger.info("graphs take %s, %s of it beside tensors", gb(taken), gb(beside))
         needs = replace(plan.needs, **_measured(plan.needs, graphs=taken))
-        missing = needs.total + plan.cache - plan.budget
-        if gauge.counted and missing > needs.margin:
-            raise CapacityError(
-                f"the graphs of the decode batches take {gb(taken)}, {gb(missing - needs.margin)} more than the budget "
-                f"of {gb(plan.budget)} has left",
-                hint="lower --max-num-seqs, give --no-graphs, or raise --memory-budget",
-            )
-        return replace(plan, needs=replace(needs, margin=needs.margin - max(missing, 0)))
+        missing = max(needs.total + plan.cache - plan.budget, 0)
+        return replace(plan, needs=replace(needs, margin=needs.margin - missing))
+
+
+def _shown(steps: Iterable[Trial]) -> Iterator[Trial]:
+    """The steps, with a bar for a person of how many have run."""
+    every = list(steps)
+    with progress_bar("trying the largest steps", len(every), steps=True) as progress:
+        for step in every:
+            yield step
+            if progress:
+                progress(1)
 
 
 def _planned(sizes: Sizes, plan: MemoryPlan) -> Sizes:

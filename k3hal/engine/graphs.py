@@ -20,6 +20,7 @@ from k3hal.engine.staging import Layout, Staging
 from k3hal.engine.step_plan import StepPlan
 from k3hal.errors import BackendError
 from k3hal.model.batch import CacheViews, DecodeBatch, StepBatch
+from k3hal.model.progress import progress_bar
 
 logger = logging.getLogger(__name__)
 
@@ -160,9 +161,12 @@ class DecodeGraphs:
         if not batches or batches[0] < 1 or batches[-1] > self._max_num_seqs:
             raise ValueError(f"graphs for {batches} sequences, of 1 to {self._max_num_seqs}")
         pool = self._runtime.graph_pool()
-        for width in reversed(self._widths):
-            for batch in reversed(batches):
+        wanted = [(batch, width) for width in reversed(self._widths) for batch in reversed(batches)]
+        with progress_bar("capturing graphs", len(wanted), steps=True) as progress:
+            for batch, width in wanted:
                 self._graphs[batch, width] = self._capture(batch, width, pool)
+                if progress:
+                    progress(1)
         self._batches = batches
         logger.info("captured %d graphs for decoding", len(self._graphs))
 

@@ -18,8 +18,8 @@ _CPU_CACHE_LIMIT = 4 * GB
 CODE = 512 * _MB
 """What a driver is thought to take beside the tensors, for contexts and kernels, until that has been measured."""
 
-_GRAPH = 8 * _MB
-"""What a captured graph is thought to take beside the pool that all share."""
+_GRAPH = 16 * _MB
+"""What a captured graph is thought to take beside the pool that all share: on an H200 it was 20 MB for four layers."""
 
 _MARGIN = 256 * _MB
 
@@ -32,14 +32,15 @@ How = Literal["computed", "measured", "allowance"]
 class Needs:
     """Bytes that an engine takes beside its cache.
 
-    `workspace` is what a step takes and gives back, `buffers` what stays between steps (the sampler's tables, scratch
-    that libraries keep), `graphs` what captured graphs hold, `code` what the driver takes beside all tensors, `margin`
-    what stays free, as pieces between tensors do. `measured` names those that were measured, `step_flag` is what makes
-    the workspace smaller.
+    `workspace` is what a step takes and gives back, `drafts` what those of a step take beside it, `buffers` what stays
+    between steps (the sampler's tables, scratch that libraries keep), `graphs` what captured graphs hold, `code` what
+    the driver takes beside all tensors, `margin` what stays free, as pieces between tensors do. `measured` names those
+    that were measured, `step_flag` is what makes the workspace smaller.
     """
 
     weights: int
     workspace: int
+    drafts: int = 0
     buffers: int = 0
     graphs: int = 0
     code: int = 0
@@ -141,8 +142,26 @@ def workspace_bytes(config: ModelConfig, itemsize: int, num_tokens: int, num_seq
     return Workspace(num_tokens, num_tokens * widths * itemsize, num_seqs, num_seqs * config.vocab_size * 32)
 
 
+def draft_bytes(config: ModelConfig, itemsize: int, num_seqs: int, drafts: int) -> int:
+    """What `drafts` drafts of each of `num_seqs` sequences take, with the tokens they follow: their logits, and what
+    each KDA layer records of them until it is known which are kept."""
+    if not drafts:
+        return 0
+    width = config.kda_heads * config.kda_head_dim
+    records = sum(map(config.is_kda, range(config.num_layers))) * width * (4 + 5 * itemsize)
+    return num_seqs * (drafts + 1) * (records + 4 * config.vocab_size)
+
+
 def estimated_needs(
-    config: ModelConfig, weights: int, itemsize: int, num_tokens: int, num_seqs: int, *, counted: bool, num_graphs: int
+    config: ModelConfig,
+    weights: int,
+    itemsize: int,
+    num_tokens: int,
+    num_seqs: int,
+    *,
+    counted: bool,
+    num_graphs: int,
+    drafts: int = 0,
 ) -> Needs:
     """What an engine is thought to need before anything ran, for steps of `num_tokens` tokens and `num_seqs` sequences.
 
@@ -154,6 +173,7 @@ def estimated_needs(
         weights=weights,
         workspace=workspace.total,
         step_flag=workspace.flag,
+        drafts=draft_bytes(config, itemsize, num_seqs, drafts),
         buffers=penalty_bytes(config.vocab_size, num_seqs),
         graphs=num_graphs and workspace_bytes(config, itemsize, num_seqs, 0).total + num_graphs * _GRAPH,
         code=CODE if counted else 0,
@@ -225,7 +245,13 @@ def _misfit(needs: Needs, cache: int, total: int, missing: int, budget_given: bo
     """Why nothing can run. Where one part takes more than all others only its flag helps."""
     sizes = {**dict(needs.sizes()), "cache": cache}
     parts = ", ".join(f"{name} {gb(size)}" for name, size in needs.sizes() if size or name == "weights")
-    flags = {"cache": "--max-model-len", "workspace": needs.step_flag, "buffers": _SEQS, "graphs": _SEQS}
+    flags = {
+        "cache": "--max-model-len",
+        "workspace": needs.step_flag,
+        "drafts": _SEQS,
+        "buffers": _SEQS,
+        "graphs": _SEQS,
+    }
     order = sorted((name for name in flags if sizes[name]), key=lambda name: -sizes[name])
     if sizes[order[0]] > sum(sizes.values()) - sizes[order[0]]:
         order = order[:1]

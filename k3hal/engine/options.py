@@ -12,6 +12,7 @@ from k3hal.dispatch.select import FallbackPolicy
 from k3hal.dispatch.words import nearest
 from k3hal.engine.cache.policies import make_policy
 from k3hal.engine.cache.policy import RetentionPolicy
+from k3hal.engine.ngram import NgramDrafter, parse_drafter
 from k3hal.errors import UsageError
 
 DType = Literal["auto", "float32", "bfloat16"]
@@ -46,7 +47,9 @@ class EngineOptions:
     `prefix_host_cache_gb` GB of host memory that keep what device memory gives up, `prefix_disk_cache` a folder that
     keeps it longer than the process lives, in at most `prefix_disk_cache_gb` GB; `prefix_mooncake` the configuration
     file of a Mooncake store that keeps it instead, for other engines too; `async_depth` steps are planned at once, so
-    that planning takes no time between steps (1 plans each when the one before has been answered); `graphs` decodes
+    that planning takes no time between steps (1 plans each when the one before has been answered); `draft` who guesses
+    tokens that a step then verifies (`ngram:N`: up to N of them, what followed when the last tokens came before);
+    `graphs` decodes
     through captured graphs where the device has them; `warm_up` `full` tries the largest steps while the engine is
     built, `auto` does where the device's memory is counted: only then is it known that traffic fits. Nothing is tried
     while calls are recorded or checked.
@@ -73,6 +76,7 @@ class EngineOptions:
     prefix_disk_cache_gb: float | None = None
     prefix_mooncake: str | Path | None = None
     async_depth: int | None = None
+    draft: str | None = None
     graphs: bool = True
     warm_up: WarmUp = "auto"
 
@@ -97,6 +101,7 @@ class EngineOptions:
             ("tokenizer", str | Path | None, "a folder's path"),
             ("prefix_disk_cache", str | Path | None, "a folder's path"),
             ("prefix_mooncake", str | Path | None, "a file's path"),
+            ("draft", str | None, "a drafter's name"),
         ):
             value = getattr(self, name)
             # An empty path would be the working directory, and no path holds a NUL.
@@ -124,6 +129,12 @@ class EngineOptions:
                 f"mla_latent_norm_eps is {self.mla_latent_norm_eps!r}", hint="it is a small positive number"
             )
         self.policy()
+        if self.drafter() and self.async_depth is not None and self.async_depth > 1:
+            raise UsageError(
+                f"draft {self.draft!r} and async_depth {self.async_depth} are both given: a draft follows a token that "
+                "is known, and a step planned ahead does not wait for it",
+                hint="leave one of them away",
+            )
         self._check_tier()
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.num_seqs:
             raise UsageError(
@@ -140,8 +151,11 @@ class EngineOptions:
         return DEFAULT_MAX_QUEUE if self.max_queue is None else self.max_queue
 
     def depth(self, *, asynchronous: bool) -> int:
-        """Steps planned at once: by default one more than runs where the device works while the host goes on."""
-        return self.async_depth or (2 if asynchronous else 1)
+        """Steps planned at once: by default one more than runs where the device works while the host goes on.
+
+        One where drafts are guessed: they follow a token that is known.
+        """
+        return self.async_depth or (2 if asynchronous and self.draft is None else 1)
 
     def policy(self) -> RetentionPolicy:
         """A new policy as asked for. Raises `UsageError`."""
@@ -154,6 +168,10 @@ class EngineOptions:
                 hint="use prefix_cache_policy interval",
             )
         return make_policy(name if interval is None else f"{name}:{interval}")
+
+    def drafter(self) -> NgramDrafter | None:
+        """Who guesses tokens. Raises `UsageError`."""
+        return None if self.draft is None else parse_drafter(self.draft)
 
     def batched_tokens(self, *, on_cpu: bool) -> int:
         """Tokens of a step: few on a CPU, where a step of many would hold up every decoding sequence for seconds."""

@@ -43,7 +43,7 @@ class Room:
         self._config, self._layout, self._options, self._runtime = checkpoint.config, layout, options, runtime
         self._on_cpu = runtime.device.vendor == "cpu"
         self.tokens = options.batched_tokens(on_cpu=self._on_cpu)
-        self._gauge = Gauge(runtime)
+        self._gauge, drafter = Gauge(runtime), options.drafter()
         self.estimate = self._plan(
             estimated_needs(
                 checkpoint.config,
@@ -53,6 +53,7 @@ class Room:
                 options.num_seqs,
                 counted=self._gauge.counted,
                 num_graphs=self._num_graphs() if graphs else 0,
+                drafts=drafter.count if drafter else 0,
             )
         )
 

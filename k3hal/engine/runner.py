@@ -228,11 +228,17 @@ class ModelRunner:
             ) from error
 
     @torch.inference_mode()
-    def score(self, plan: StepPlan) -> Tensor:
-        """Run one step and return the logits of every token, fp32 [T, V] on the device. Samples nothing."""
+    def score(self, plan: StepPlan, accepted: Sequence[int] = ()) -> Tensor:
+        """Run one step and return the logits of every token, fp32 [T, V] on the device. Samples nothing.
+
+        Of sequences that verify `accepted` says how many of their drafts are kept.
+        """
         self._begin(plan)
         hidden, batch = self._forward(plan, all_logits=True)
-        return self.model.logits(hidden[batch.logit_rows])
+        logits = self.model.logits(hidden[batch.logit_rows])
+        if plan.num_verifies:
+            self._commit(plan, batch, accepted)
+        return logits
 
     def _forward(self, plan: StepPlan, *, all_logits: bool = False) -> tuple[Tensor, StepBatch]:
         page_tokens, last = self.arena.layout.page_tokens, self._sampler.last_tokens
@@ -251,7 +257,7 @@ class ModelRunner:
         if self._mover:
             self._mover.load(plan.transfers.loads)
 
-    def _commit(self, plan: StepPlan, batch: StepBatch, accepted: list[int]) -> None:
+    def _commit(self, plan: StepPlan, batch: StepBatch, accepted: Sequence[int]) -> None:
         """Leave the states of the sequences that verified as after what was accepted."""
         (kept,) = self._staging.upload(np.array(accepted, np.int32) + np.int32(1))
         _verifying(self.model).commit(batch, self.arena.views, kept)

@@ -143,6 +143,7 @@ COMMANDS = {
     "empty key": Case(SERVE + "--api-key ''", r"--api-key: .*empty"),
     "cache policy": Case(SERVE + "--prefix-cache-policy lru", r"unknown prefix cache policy 'lru'"),
     "cache interval": Case(SERVE + "--prefix-cache-retention-interval 512", r"prefix_cache_policy is 'cost'"),
+    "draft": Case(SERVE + "--draft eagle:3", r"draft is 'eagle:3' \(it is ngram:N with N from 1 to 32"),
     "match unit": Case(SERVE + "--prefix-match-unit 0", r"--prefix-match-unit: .*0"),
     "unknown engine": Case(SERVE + "--engine magic", r"unknown engine 'magic'"),
     "preset": Case("model init --preset huge new", r"no preset 'huge'"),

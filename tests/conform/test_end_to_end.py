@@ -23,7 +23,7 @@ IDS = np.random.default_rng(0).integers(0, 300, 140).tolist()
 def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BuiltEngine]:
     folder: Path = tmp_path_factory.mktemp("checkpoints") / "nano"
     write_preset("nano", folder, seed=0)
-    built = build_engine(str(folder), device="cpu", dtype="float32", max_num_seqs=2, max_model_len=512)
+    built = build_engine(str(folder), device="cpu", dtype="float32", max_num_seqs=2, max_model_len=512, draft="ngram:4")
     yield built
     built.engine.close()
 
@@ -37,6 +37,24 @@ def test_a_sequence_that_was_moved_goes_on_as_before(driver: Driver) -> None:
     stayed = driver.run(IDS, 6, lambda _: None)
     moved = driver.run(IDS, 6, lambda _: None, moved=True)
     assert compare_logits(moved, stayed, CAPS["float32"])["status"] == "Pass"
+
+
+def test_drafts_leave_what_decoding_leaves(built: BuiltEngine, driver: Driver) -> None:
+    stages: list[str] = []
+    stayed = driver.run(IDS, 6, lambda _: None)
+    drafted = driver.run(IDS, 6, stages.append, moved=True, drafted=3)
+    assert stages == ["prefill", "verify", "decode", "decode"]
+    assert compare_logits(drafted, stayed, CAPS["float32"])["status"] == "Pass"
+
+
+def test_a_draft_too_many_shows_in_the_logits(
+    built: BuiltEngine, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stayed = driver.run(IDS, 6, lambda _: None)
+    commit = built.runner.model.commit  # pyright: ignore[reportAttributeAccessIssue] - the model verifies drafts
+    monkeypatch.setattr(built.runner.model, "commit", lambda batch, cache, kept: commit(batch, cache, kept + 1))
+    judged = compare_logits(driver.run(IDS, 6, lambda _: None, drafted=3), stayed, CAPS["float32"])
+    assert judged["status"] == "Fail" and "kl_max" in judged["problem"]
 
 
 def test_pages_that_are_not_copied_show_in_the_logits(built: BuiltEngine, driver: Driver) -> None:

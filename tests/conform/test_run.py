@@ -99,7 +99,7 @@ def test_the_quick_run_of_this_machine_passes(tmp_path: Path, capsys: pytest.Cap
     assert {one["op"] for one in judged} == {p.op for p in default_registry().providers if p.backend == "cpu"}
     assert [one["status"] for one in said["end_to_end"]] == ["Pass", "Pass"]
     ran = {op for one in report["end_to_end"] for op, _ in one["ran"]}
-    assert {"kda_prefill", "kda_decode", "mla_prefill", "mla_decode", "sample", "copy_pages"} <= ran
+    assert {"kda_prefill", "kda_decode", "mla_prefill", "mla_decode", "kda_commit", "sample", "copy_pages"} <= ran
     main(["conform", "verify", str(out), "--json"])
     reasons = json.loads(capsys.readouterr().out)["reasons"]
     assert [reason for reason in reasons if "dirty" not in reason] == []

@@ -157,6 +157,8 @@ class Harness:
         if in_order and self.kit:
             self.kit.jobs.close()
         self.stuck = {}
+        # What was to fail next was the old process's.
+        self.model.fail_next = self.fail_copies = 0
         self.build()
 
     def copy_pages(self, arena: Tensor, src: Tensor, dst: Tensor) -> None:

@@ -223,6 +223,11 @@ def test_who_needs_memory_is_not_kept_from_it_by_prefixes_on_their_way() -> None
     play_tier(random_tier_script(211))
 
 
+def test_a_step_that_was_to_fail_does_not_fail_the_next_process() -> None:
+    """A failure waits for a step, the process restarts, and its graphs are captured with the model."""
+    play_tier(random_tier_script(10_202))
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(20_000)
 @pytest.mark.usefixtures("unlogged")
