@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from k3hal.bench.cache.tables import cache_tables
+from k3hal.bench.modelled import SCHEMA as MODELLED
+from k3hal.bench.modelled import modelled_tables
 from k3hal.bench.operators import SCHEMA, operator_tables
 from k3hal.bench.serve.tables import serve_tables
 from k3hal.bench.slice_tables import slice_tables
@@ -23,6 +25,7 @@ _TABLES = {
     "k3hal.bench_serve/1": serve_tables,
     "k3hal.bench_slice/1": slice_tables,
     SCHEMA: operator_tables,
+    MODELLED: modelled_tables,
 }
 
 

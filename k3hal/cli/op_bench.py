@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from k3hal.cli.common import Json, Save
-from k3hal.cli.op_cases import CaseFiles, DTypes, PresentDevice, SampleNames, Seed, Tags, present
+from k3hal.cli.op_cases import CaseFiles, DTypes, SampleNames, Seed, Tags
 from k3hal.cli.output import print_json
 from k3hal.dispatch.call import Call
 from k3hal.errors import UsageError
@@ -25,7 +25,19 @@ if TYPE_CHECKING:
     from k3hal.dispatch.operator import Operator, Sample
 
 
+ModelOnly = Annotated[
+    bool, typer.Option("--model-only", help="Run nothing: print floors from the chip's published limits.")
+]
+AnyDevice = Annotated[
+    str,
+    typer.Option(
+        "--device", metavar="DEVICE", help="auto, cpu, cuda, cuda:1, rocm, npu; with --model-only also like mi355x."
+    ),
+]
+
+
 def bench(
+    ctx: typer.Context,
     op: Annotated[str, typer.Argument(metavar="OP", help="Names or globs of operators: 'kda_*,mla_decode'.")],
     provider: Annotated[
         str, typer.Option("--provider", metavar="P[,Q]", help="Default: every provider that may run on the device.")
@@ -48,8 +60,9 @@ def bench(
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Write a roofline as FILE.png and FILE.svg.")
     ] = None,
+    model_only: ModelOnly = False,
     save: Save = None,
-    device: PresentDevice = "auto",
+    device: AnyDevice = "auto",
     as_json: Json = False,
 ) -> int:
     """Time providers of OP: each case is verified first, and only what passes is timed.
@@ -57,6 +70,8 @@ def bench(
     Several operators run in a process of their own, which a crash or a hang does not end. Exits with 1 if a provider
     failed its verification, 2 if nothing ran, 3 after a crash or a hang.
     """
+    if model_only:
+        return _model_only(ctx, op, (sample, tag, dtype), save or [], device, as_json)
     from k3hal.bench.operators import SCHEMA, operators_report
     from k3hal.bench.save import check_targets
     from k3hal.bench.save import save as keep
@@ -66,7 +81,7 @@ def bench(
     if not 0 < seconds <= 600:
         raise UsageError(f"--seconds is {seconds:g}", hint="above 0, at most 600")
     check_targets(save or [])
-    machine, operators = present(device), _operators(op)
+    machine, operators = _here(device), _operators(op)
     how = _How(machine, seconds, _cache(cache, machine), seed, limit, timeout, not as_json)
     if case:
         result = _bench_files(operators, case, provider, how)
@@ -80,6 +95,36 @@ def bench(
     if as_json:
         print_json(SCHEMA, {**report, "plots": [str(f) for f in files]})
     return exit_code([timing.verdict.status for timing in result.timings])
+
+
+def _here(device: str) -> DeviceDescription:
+    """The device of this machine. Raises `UsageError` for one that is only described, and names the flag for it."""
+    from k3hal.dispatch.probe import resolve_device
+
+    machine = resolve_device(device)
+    if not machine.present:
+        raise UsageError(
+            f"{device!r} describes a machine that is not here",
+            hint="nothing can be timed on it; --model-only prints floors from its published limits",
+        )
+    return machine
+
+
+def _model_only(
+    ctx: typer.Context,
+    op: str,
+    filters: Sequence[list[str] | None],
+    save: Sequence[Path],
+    device: str,
+    as_json: bool,
+) -> int:
+    from k3hal.cli.op_bench_model import bench_model, check_flags
+    from k3hal.dispatch.probe import resolve_device
+
+    check_flags(ctx)
+    machine, operators = resolve_device(device), _operators(op)
+    samples = [(one, _samples(one, machine, *filters, alone=len(operators) == 1)) for one in operators]
+    return bench_model(op, machine, samples, save, as_json)
 
 
 @dataclass(frozen=True, slots=True)
