@@ -250,7 +250,7 @@ def test_the_command(k3hal, tmp_path, turn):
             ([data_url(GIF)], 200, "A square."),
             ([data_url(GIF)] * 2, 400, "a request may have 1"),
             ([data_url(png(2, 2) + bytes(500))], 400, "more than 500 bytes"),
-            (["http://evil.test/a.png"], 400, "images of evil.test are not fetched"),
+            (["http://evil.test/a.png"], 400, "nothing is fetched from evil.test"),
         ]:
             body = {"messages": user(*map(chat_part, parts)), "thinking": False}
             answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=30)
