@@ -154,12 +154,12 @@ def check_prompt(ids: list[int], vocab_size: int, context: int, param: str) -> N
     """Refuse an empty prompt, unknown ids, and a prompt that leaves no room for one token. `param` is its field."""
     if not ids:
         raise RequestError("the prompt is empty", param=param)
-    check_ids(ids, vocab_size, param)
     if len(ids) >= context:
         raise RequestError(
             f"the prompt has {len(ids)} tokens, but the context is {context} and must hold at least one more",
             param=param,
         )
+    check_ids(ids, vocab_size, param)
 
 
 def check_ids(ids: list[int] | tuple[int, ...], vocab_size: int, param: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from k3hal.engine.async_engine import AsyncEngine
-from k3hal.engine.interface import EngineOutput, EngineRequest
+from k3hal.engine.interface import EngineImage, EngineOutput, EngineRequest
 from k3hal.errors import DrainingError, EngineDeadError, QueueFullError, RequestError, UsageError
 from k3hal.sampling_params import SamplingParams
 
@@ -105,6 +105,9 @@ def test_bad_requests_are_refused_on_the_callers_thread(engine: AsyncEngine) -> 
     engine.submit(EngineRequest("a", [2], SHORT))
     with pytest.raises(RequestError, match="already in use"):
         engine.submit(EngineRequest("a", [2], SHORT))
+    image = EngineImage(b"", b"", "image/png", 1, 1, position=0, tokens=1)
+    with pytest.raises(RequestError, match="the served model takes text only"):
+        engine.submit(EngineRequest("i", [2], SHORT, images=(image,)))
     with pytest.raises(RequestError, match="the prompt is empty"):
         engine.submit(EngineRequest("b", [], SHORT))
 

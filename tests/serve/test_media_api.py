@@ -7,11 +7,13 @@ import anthropic
 import httpx
 import openai
 import pytest
+from pydantic import ValidationError
 
 from k3hal.engine.replay import ReplayEngine
 from k3hal.model.synthetic_vocab import synthetic_ranks, synthetic_vocab_bytes
 from k3hal.serve.media.fetch import MediaFetcher
 from k3hal.serve.media.rules import Domain, MediaRules
+from k3hal.serve.settings import ServeSettings
 from k3hal.tokenizer import MEDIA_BEGIN, MEDIA_CONTENT, MEDIA_END, MEDIA_PAD, Tokenizer
 
 from .pictures import chat_part, data_url, gif, png
@@ -250,7 +252,7 @@ def test_the_command(k3hal, tmp_path, turn):
             ([data_url(GIF)], 200, "A square."),
             ([data_url(GIF)] * 2, 400, "a request may have 1"),
             ([data_url(png(2, 2) + bytes(500))], 400, "more than 500 bytes"),
-            (["http://evil.test/a.png"], 400, "images of evil.test are not fetched"),
+            (["http://evil.test/a.png"], 400, "nothing is fetched from evil.test"),
         ]:
             body = {"messages": user(*map(chat_part, parts)), "thinking": False}
             answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=30)
@@ -262,10 +264,16 @@ def test_the_command(k3hal, tmp_path, turn):
 
 
 @pytest.mark.parametrize(
-    ("flag", "value"),
-    [("--allowed-media-domain", "https://a.test"), ("--allowed-media-domain", ""), ("--max-images", "0"),
-     ("--max-media-bytes", "-1"), ("--media-timeout", "0")],
+    "values",
+    [{"allowed_media_domain": [""]}, {"allowed_media_domain": "a.test/b"}, {"max_images": 0}, {"max_media_bytes": -1},
+     {"media_timeout": 0}],
 )  # fmt: skip
-def test_flags_that_make_no_sense(k3hal, flag, value):
-    code, _, errors = k3hal("serve", flag, value).finish()
-    assert code == 4 and flag.removeprefix("--") in errors.replace("_", "-") and "Traceback" not in errors
+def test_settings_that_make_no_sense(values):
+    with pytest.raises(ValidationError) as caught:
+        ServeSettings(**values)
+    assert caught.value.errors()[0]["loc"][0] == next(iter(values))
+
+
+def test_a_flag_that_makes_no_sense_is_one_line(k3hal):
+    code, _, errors = k3hal("serve", "--allowed-media-domain", "https://a.test").finish()
+    assert code == 4 and "is not HOST or HOST:PORT" in errors and len(errors.splitlines()) == 1

@@ -124,6 +124,7 @@ def test_what_is_no_such_url_is_refused_by_name(url, message):
     with pytest.raises(RequestError, match=message) as caught:
         read_remote(url, "messages[0].content[1].image_url", ANY)
     assert caught.value.param == "messages[0].content[1].image_url"
+    assert "secret" not in caught.value.message
     assert len(caught.value.message) < 300 and "\n" not in caught.value.message
 
 

@@ -70,11 +70,15 @@ def read_remote(url: str, param: str, rules: MediaRules) -> RemoteUrl:
         raise RequestError(f"{param} must be a {kinds} URL, got {url!r:.60}", param=param)
     remote = _parse(url)
     if remote is None:
-        raise RequestError(f"{param} is not a URL that can be fetched: {url!r:.100}", param=param)
+        raise RequestError(
+            f"{param} is not a URL that can be fetched: it must have a host, no user or password, no spaces, "
+            f"and at most {MAX_URL} characters",
+            param=param,
+        )
     if not rules.allow(remote.scheme, remote.host, remote.port):
         raise RequestError(
-            f"{param} must be a data:image/…;base64, URL: images of {remote.authority:.100} are not fetched, "
-            "as it is not among the allowed media domains",
+            f"{param} must be a data:image/…;base64, URL: nothing is fetched from {remote.authority:.100}, "
+            "which is not among the allowed media domains",
             param=param,
         )
     return remote
