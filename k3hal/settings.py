@@ -35,6 +35,8 @@ class Settings(BaseModel):
     """A saved dispatch plan to pin."""
     graphs: bool | None = None
     """Decode through captured graphs where the device has them."""
+    draft: str | None = None
+    """Who guesses tokens that a step then verifies: `ngram:N`."""
 
     def engine_options(self) -> dict[str, Any]:
         """What `build_engine` takes besides the model: every common setting."""

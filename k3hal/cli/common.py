@@ -43,6 +43,12 @@ Graphs = Annotated[
     bool | None,
     typer.Option("--graphs/--no-graphs", help="Decode through captured graphs, where the device has them.  [default]"),
 ]
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        "--draft", metavar="ngram:N", help="Verify up to N tokens a step that followed before.  [default: none]"
+    ),
+]
 Tokenizer = Annotated[
     Path | None, typer.Option("--tokenizer", metavar="DIR", help="Folder of tiktoken.model; default: the model's.")
 ]

@@ -54,6 +54,7 @@ def generate(
     max_num_seqs: common.MaxNumSeqs = None,
     max_num_batched_tokens: common.MaxNumBatchedTokens = None,
     graphs: common.Graphs = None,
+    draft: common.Draft = None,
     tokenizer: common.Tokenizer = None,
     plan: common.Plan = None,
     config: common.Config = None,

@@ -12,6 +12,7 @@ import typer
 from k3hal.cli.common import (
     Config,
     Device,
+    Draft,
     DType,
     Graphs,
     KvCacheDType,
@@ -85,6 +86,7 @@ def serve(
     max_num_seqs: MaxNumSeqs = None,
     max_num_batched_tokens: MaxNumBatchedTokens = None,
     graphs: Graphs = None,
+    draft: Draft = None,
     tokenizer: Tokenizer = None,
     plan: Plan = None,
     config: Config = None,

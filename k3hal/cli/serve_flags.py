@@ -92,9 +92,8 @@ ENGINE_FLAGS: dict[str, Any] = {
         "FILE",
         "Configuration (JSON) of a Mooncake store that keeps prefixes for several engines.",
     ),
-    "draft": _flag(str, "draft", "ngram:N", "Verify up to N tokens a step that followed before.  [default: none]"),
 }
-"""Flags of the engine by the name of their setting: the prefix cache's external tier, and drafts."""
+"""Flags of the engine by the name of their setting: the prefix cache's external tier."""
 
 
 def with_flags(flags: dict[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

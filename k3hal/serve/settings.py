@@ -31,7 +31,6 @@ class ServeSettings(Settings):
     prefix_disk_cache: str | None = None
     prefix_disk_cache_gb: PositiveFloat | None = None
     prefix_mooncake: str | None = None
-    draft: str | None = None
     metrics_compat: Literal["on", "off"] = "on"
     drain_delay: NonNegativeFloat = 0.0
     drain_timeout: NonNegativeFloat = 30.0
@@ -127,5 +126,5 @@ class ServeSettings(Settings):
         own = [name for name in ServeSettings.model_fields if name.startswith("prefix_")]
         # On a CPU the largest steps would take minutes and show nothing: its memory is not counted.
         warm_up = "auto" if self.warm_up in ("auto", "full") else "off"
-        options = {name: getattr(self, name) for name in ("max_queue", "draft", *own)}
+        options = {name: getattr(self, name) for name in ("max_queue", *own)}
         return super().engine_options() | options | {"warm_up": warm_up}

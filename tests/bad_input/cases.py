@@ -105,7 +105,10 @@ COMMANDS = {
     "extra argument": Case(GENERATE + "more", r"unexpected extra argument.*more"),
     "no such model": Case("generate nowhere --prompt x", r"model 'nowhere' is not a directory"),
     "a preset for a model": Case("generate nano --prompt x", r"model 'nano' is a preset"),
-    "a slice": Case("serve k3-slice:2 --port 0", r"model 'k3-slice:2'", code=2),
+    "no slice": Case("serve k3-slice:0 --port 0", r"model 'k3-slice:0' is no slice"),
+    "a slice too large": Case(
+        "serve k3-slice:4 --device cpu --memory-budget 1 --port 0", r"does not fit: .* GB are missing", code=2
+    ),
     "nothing to do": Case("generate model", r"nothing to generate from"),
     "two sources": Case(GENERATE + "--chat y", r"--prompt and --chat exclude"),
     "half a batch": Case("generate model --input in.jsonl", r"--input needs --output"),
