@@ -8,7 +8,8 @@ from typing import Any
 
 from k3hal.bench.slice_tables import words
 from k3hal.bench.slice_work import ENDS
-from k3hal.errors import InputError, UnsupportedError
+from k3hal.debug.figures import save_figure
+from k3hal.errors import UnsupportedError
 
 _MARKERS = "osD^v"
 
@@ -18,7 +19,6 @@ def save_plot(report: Mapping[str, Any], path: Path) -> list[Path]:
 
     Raises `UnsupportedError` when no decode was measured, `InputError` for an unwritable place.
     """
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     rows = [row for row in report["decode"] if "layers" in row]
@@ -32,14 +32,7 @@ def save_plot(report: Mapping[str, Any], path: Path) -> list[Path]:
     all_axes[0].set_ylabel("us a layer")
     all_axes[-1].legend(fontsize=8, loc="upper left")
     figure.suptitle(f"{report['model']['name']} on {report['accelerator']}, {report['dtype']}: decode", fontsize=11)
-    files = [path.with_suffix(suffix) for suffix in (".png", ".svg")]
-    try:
-        with rc_context({"svg.fonttype": "none"}):  # words stay words, to be searched and read aloud
-            for file in files:
-                figure.savefig(file)
-    except OSError as error:
-        raise InputError(f"{path}: the picture cannot be written: {error.strerror or error}") from error
-    return files
+    return save_figure(figure, path)
 
 
 def _draw(axes: Any, rows: list[Mapping[str, Any]], kind: str) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 from k3hal.debug.bench import Timing
 from k3hal.debug.ceilings import Ceilings
-from k3hal.errors import InputError, UnsupportedError
+from k3hal.debug.figures import save_figure
+from k3hal.errors import UnsupportedError
 
 _MARKERS = "osD^vP"
 _NUMBER_SIZE = 7.5
@@ -28,7 +29,6 @@ def save_roofline(timings: Sequence[Timing], ceilings: Mapping[str, Ceilings], t
     place.
     """
     try:
-        from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
         raise UnsupportedError("--plot needs matplotlib", hint="install k3hal[plot]") from None
@@ -49,14 +49,7 @@ def save_roofline(timings: Sequence[Timing], ceilings: Mapping[str, Ceilings], t
     _name_slope(axes, ceilings)
     _draw_numbers(axes, shown, numbers)
     _draw_list(beside, shown, numbers, colours)
-    files = [path.with_suffix(suffix) for suffix in (".png", ".svg")]
-    try:
-        with rc_context({"svg.fonttype": "none"}):  # words stay words, to be searched and read aloud
-            for file in files:
-                figure.savefig(file)
-    except OSError as error:
-        raise InputError(f"{path}: the picture cannot be written: {error.strerror or error}") from error
-    return files
+    return save_figure(figure, path)
 
 
 def _intensity(timing: Timing) -> float:

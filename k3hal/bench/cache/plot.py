@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from k3hal.errors import InputError, UnsupportedError, UsageError
+from k3hal.debug.figures import save_figure
+from k3hal.errors import UnsupportedError, UsageError
 
 
 def check_plot(path: Path) -> None:
@@ -24,7 +25,6 @@ def check_plot(path: Path) -> None:
 
 def save_plot(report: Mapping[str, Any], path: Path) -> list[Path]:
     """Write `path` with the suffixes .png and .svg. Raises `InputError` for an unwritable place."""
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullFormatter, PercentFormatter, ScalarFormatter
 
@@ -51,11 +51,4 @@ def save_plot(report: Mapping[str, Any], path: Path) -> list[Path]:
     axes.set(xlabel=f"GB a rank (TP{settings['tp']}, {settings['kv']} KV)", ylabel="prompt tokens that hit")
     axes.set_title(f"{Path(report['trace']['name']).name}, {report['trace']['requests']} requests, {settings['mode']}")
     figure.legend(fontsize=8, loc="outside right center")
-    files = [path.with_suffix(suffix) for suffix in (".png", ".svg")]
-    try:
-        with rc_context({"svg.fonttype": "none"}):  # words stay words, to be searched and read aloud
-            for file in files:
-                figure.savefig(file)
-    except OSError as error:
-        raise InputError(f"{path}: the picture cannot be written: {error.strerror or error}") from error
-    return files
+    return save_figure(figure, path)

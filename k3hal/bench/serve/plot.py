@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from k3hal.bench.serve.answers import Answer
-from k3hal.errors import InputError
+from k3hal.debug.figures import save_figure
 
 _BINS, _NARROWEST = 120, 0.25
 _LEAST_MS = 0.1
@@ -17,7 +17,6 @@ _LEAST_MS = 0.1
 
 def save_serve_plot(report: Mapping[str, Any], answers: Sequence[Answer], path: Path) -> list[Path]:
     """Write `path` with the suffixes .png and .svg. Raises `InputError` for an unwritable place."""
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     good = [answer for answer in answers if not answer.error]
@@ -32,14 +31,7 @@ def save_serve_plot(report: Mapping[str, Any], answers: Sequence[Answer], path: 
         f"{report['model_id']}: {report['num_prompts']} requests, {report['settings']['dataset']}, "
         f"rate {report['request_rate'] or 'of the trace'}" + (f", at most {limit} at once" if limit else "")
     )
-    files = [path.with_suffix(suffix) for suffix in (".png", ".svg")]
-    try:
-        with rc_context({"svg.fonttype": "none"}):  # words stay words, to be searched and read aloud
-            for file in files:
-                figure.savefig(file)
-    except OSError as error:
-        raise InputError(f"{path}: the picture cannot be written: {error.strerror or error}") from error
-    return files
+    return save_figure(figure, path)
 
 
 def _distributions(axes: Any, good: Sequence[Answer]) -> None:
