@@ -35,6 +35,17 @@ USES = (
     Use("vllm.tokenizers.hf:CachedHfTokenizer.from_pretrained", 1, ("trust_remote_code", "revision", "download_dir")),
     Use("vllm.config:ModelConfig.tokenizer"),
     Use("vllm.config:ModelConfig.tokenizer_mode"),
+    # Parsers.
+    Use("vllm.tool_parsers:ToolParserManager.register_lazy_module", 3),
+    Use("vllm.tool_parsers:ToolParserManager.list_registered", 0),
+    Use("vllm.reasoning:ReasoningParserManager.register_lazy_module", 3),
+    Use("vllm.reasoning:ReasoningParserManager.list_registered", 0),
+    Use("vllm.reasoning:ReasoningParser", 1),
+    Use("vllm.reasoning:ReasoningParser.engine_based_streaming"),
+    Use("vllm.tool_parsers:ToolParser", 2),
+    Use("vllm.tool_parsers:ToolParser.engine_based_streaming"),
+    Use("vllm.tool_parsers:ToolParser.supports_required_and_named"),
+    Use("vllm.tool_parsers:ToolParser.structural_tag_model"),
     # Workers and metrics.
     Use("vllm.config:ModelConfig.served_model_name"),
     Use("vllm.config:ParallelConfig.data_parallel_rank"),

@@ -27,7 +27,7 @@ TOOL = {
     "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},
 }
 ANSWER = (
-    "I <|close| add.<|close|>think<|sep|><|open|>response<|sep|>Let me, 你好 é.<|close|>response<|sep|>"
+    "I add.<|close|>think<|sep|><|open|>response<|sep|>Let me, 你好 é.<|close|>response<|sep|>"
     '<|open|>tools<|sep|><|open|>call tool="add" index="1"<|sep|><|open|>argument key="a" type="number"<|sep|>2'
     "<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|><|end_of_msg|>"
 )
@@ -137,23 +137,67 @@ def stream(parser: Any, tokenizer: Any, request: Any, prompt: list[int], ids: li
     return [delta for delta in deltas if delta is not None]
 
 
+@pytest.mark.parametrize("name", ["kimi_k3", "k3hal"])
 @pytest.mark.parametrize("step", [1, 3, 1000])
-def test_vllms_kimi_k3_parsers_read_what_the_tokenizer_gives_them(tokenizer: Any, step: int) -> None:
+def test_parsers_read_what_the_tokenizer_gives_them(tokenizer: Any, name: str, step: int) -> None:
     from vllm.parser import ParserManager
 
-    kind = ParserManager.get_parser("kimi_k3", "kimi_k3", enable_auto_tools=True, tokenizer=tokenizer)
+    kind = ParserManager.get_parser(name, name, enable_auto_tools=True, tokenizer=tokenizer)
     request = chat({"messages": [PART], "tools": [TOOL]})
     prompt = rendered(tokenizer, {"messages": [PART], "tools": [TOOL]})
     ids = tokenizer.encode(ANSWER)
-    text = tokenizer.decode(ids[:-1])
-    reasoning, content, calls = kind(tokenizer, request.tools).parse(text, request, True, ids)
-    assert (reasoning, content) == ("I <|close| add.", "Let me, 你好 é.")
+    made = kind(tokenizer, request.tools)
+    made.adjust_request(request)
+    reasoning, content, calls = made.parse(tokenizer.decode(ids[:-1]), request, True, ids)
+    assert (reasoning, content) == ("I add.", "Let me, 你好 é.")
     assert [(call.name, json.loads(call.arguments)) for call in calls] == [("add", {"a": 2})]
+    assert not request.skip_special_tokens
     deltas = stream(kind(tokenizer, request.tools), tokenizer, request, prompt, ids, step)
     assert "".join(delta.reasoning or "" for delta in deltas) == reasoning
     assert "".join(delta.content or "" for delta in deltas) == content
-    (call,) = [call for delta in deltas for call in delta.tool_calls or ()]
-    assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"a": 2})
+    pieces = [call for delta in deltas for call in delta.tool_calls or ()]
+    assert [piece.function.name for piece in pieces if piece.id] == ["add"]
+    assert json.loads("".join(piece.function.arguments or "" for piece in pieces)) == {"a": 2}
+
+
+def test_k3hals_parsers_obey_the_choice_and_count_thinking(tokenizer: Any) -> None:
+    from vllm.parser import ParserManager
+
+    kind = ParserManager.get_parser("k3hal", "k3hal", enable_auto_tools=True, tokenizer=tokenizer)
+    none = {"messages": [PART], "tools": [TOOL], "tool_choice": "none"}
+    request, prompt, ids = chat(none), rendered(tokenizer, none), tokenizer.encode(ANSWER)
+    deltas = stream(kind(tokenizer, request.tools), tokenizer, request, prompt, ids, 2)
+    assert not any(delta.tool_calls for delta in deltas)
+    assert "".join(delta.content or "" for delta in deltas) == "Let me, 你好 é."
+    off = {"messages": [PART], "reasoning_effort": "none"}
+    request, prompt = chat(off), rendered(tokenizer, off)
+    params = request.build_chat_params(None, "auto").chat_template_kwargs
+    plain = kind(tokenizer, None, chat_template_kwargs=params)
+    ids = tokenizer.encode("Yes.<|close|>response<|sep|><|close|>message<|sep|><|end_of_msg|>")
+    assert plain.parse(tokenizer.decode(ids[:-1]), request, True, ids)[:2] == (None, "Yes.")
+    deltas = stream(kind(tokenizer, None, chat_template_kwargs=params), tokenizer, request, prompt, ids, 1)
+    assert "".join(delta.content or "" for delta in deltas) == "Yes."
+    thought = tokenizer.encode("1 2<|close|>think<|sep|><|open|>response<|sep|>4")
+    assert kind(tokenizer, None).count_reasoning_tokens(thought) == len(tokenizer.encode("1 2"))
+
+
+def test_a_vllm_without_the_parsers_gets_k3hals(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+
+    from k3hal.vllm.frontend import register
+    from k3hal.vllm.parsers import K3ReasoningParser, K3ToolParser
+
+    register()
+    assert not issubclass(ToolParserManager.get_tool_parser("kimi_k3"), K3ToolParser)
+    for manager in (ReasoningParserManager, ToolParserManager):
+        lazy = {name: at for name, at in manager.lazy_parsers.items() if name != "kimi_k3"}
+        monkeypatch.setattr(manager, "lazy_parsers", lazy)
+    monkeypatch.setattr(ReasoningParserManager, "reasoning_parsers", {})
+    monkeypatch.setattr(ToolParserManager, "tool_parsers", {})
+    register()
+    assert ToolParserManager.get_tool_parser("kimi_k3") is K3ToolParser
+    assert ReasoningParserManager.get_reasoning_parser("kimi_k3") is K3ReasoningParser
 
 
 def test_xgrammar_takes_the_vocabulary(tokenizer: Any) -> None:
