@@ -55,8 +55,8 @@ class Thinking:
         return _reasoning(events)
 
     def _left_over(self, token: int) -> list[int]:
-        """What is not of the closing tag: a token that shows that the tag has no end, the opening of another channel, or
-        the end of the message.
+        """What is not of the closing tag: a token that shows it to have no end, another channel's opening, or the
+        message's end.
         """
         opened, _ = self._marks
         if not self._tag or self._tag[0] == opened:
