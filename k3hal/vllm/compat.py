@@ -24,13 +24,24 @@ class Use(NamedTuple):
 
 
 USES = (
-    # Registration, in every process.
-    Use("vllm.tokenizers.registry:TokenizerRegistry.register", 3),
+    # Tokenizer and rendering.
     Use("vllm.tokenizers.registry:TokenizerRegistry.tokenizers"),
-    Use("vllm.tool_parsers:ToolParserManager.register_lazy_module", 3),
-    Use("vllm.tool_parsers:ToolParserManager.list_registered", 0),
-    Use("vllm.reasoning:ReasoningParserManager.register_lazy_module", 3),
-    Use("vllm.reasoning:ReasoningParserManager.list_registered", 0),
+    Use("vllm.renderers.registry:RENDERER_REGISTRY.renderers"),
+    Use("vllm.renderers.kimi_k3:KimiK3Renderer.get_tokenizer", 0),
+    Use("vllm.renderers.params:ChatParams.get_apply_chat_template_kwargs", 0),
+    Use("vllm.renderers.params:ChatParams.tool_choice"),
+    Use("vllm.renderers.params:ChatParams.response_format"),
+    Use("vllm.exceptions:VLLMValidationError", 1, ("parameter",)),
+    Use("vllm.tokenizers.hf:CachedHfTokenizer.from_pretrained", 1, ("trust_remote_code", "revision", "download_dir")),
+    Use("vllm.config:ModelConfig.tokenizer"),
+    Use("vllm.config:ModelConfig.tokenizer_mode"),
+    # Workers and metrics.
+    Use("vllm.config:ModelConfig.served_model_name"),
+    Use("vllm.config:ParallelConfig.data_parallel_rank"),
+    Use("vllm.config:ParallelConfig.tensor_parallel_size"),
+    Use("vllm.config:ParallelConfig.worker_extension_cls"),
+    Use("vllm.config:VllmConfig.instance_id"),
+    Use("vllm.v1.worker.worker_base:WorkerWrapperBase.init_worker"),
 )
 """What the plugin uses beyond what its imports and the methods it overrides show (`contract.needs` reads those)."""
 
