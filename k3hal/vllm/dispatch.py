@@ -3,26 +3,22 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
 
 from k3hal.dispatch.assemble import build_selector
 from k3hal.dispatch.device import DeviceDescription
-from k3hal.dispatch.plan import BoundOps, make_plan
-from k3hal.dispatch.plan_text import plan_summary
+from k3hal.dispatch.plan import make_plan
 from k3hal.dispatch.probe import probe
-from k3hal.dispatch.runtime import runtime_for
 from k3hal.errors import UnsupportedError
 from k3hal.model.config import ModelConfig
 from k3hal.model.parallel import ParallelPlan
 from k3hal.model.requests import model_requests
+from k3hal.vllm.observe import WorkerPlace, WorkerWatch
 from k3hal.vllm.sizes import CacheDtypes
 
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float8_e4m3fn: "float8_e4m3fn"}
-
-_log = logging.getLogger("vllm.k3hal")
 
 
 def device_of(vllm_config: Any) -> DeviceDescription:
@@ -39,11 +35,9 @@ def device_of(vllm_config: Any) -> DeviceDescription:
     raise UnsupportedError(f"k3hal has no operators for {kind}", hint="it has some for cpu, cuda, rocm and npu")
 
 
-def make_ops(cfg: ModelConfig, vllm_config: Any, dtypes: CacheDtypes, parallel: ParallelPlan) -> BoundOps:
-    """Choose and bind every operator, under `K3HAL_OPS`. Raises `DispatchError` for one that nothing here provides."""
+def watched_plan(cfg: ModelConfig, vllm_config: Any, dtypes: CacheDtypes, parallel: ParallelPlan) -> WorkerWatch:
+    """Choose every operator, under `K3HAL_OPS`. Raises `DispatchError` for one that nothing here provides."""
     device, dtype = device_of(vllm_config), _NAMES[dtypes.conv]
     requests = model_requests(cfg, dtype, _NAMES[dtypes.kv], parallel.world)
     plan = make_plan(requests, build_selector(), model=vllm_config.model_config.model, device=device, dtype=dtype)
-    if parallel.rank == 0:
-        _log.info("%s", plan_summary(plan))
-    return plan.bind(runtime_for(device).beside)
+    return WorkerWatch(plan, WorkerPlace.of(vllm_config, parallel.rank))

@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.mamba.mamba_utils import MambaStateCopyFuncCalculator
 
+from k3hal.dispatch.runtime import runtime_for
 from k3hal.errors import UnsupportedError
 from k3hal.model.k3 import K3Model
 from k3hal.model.parallel import ParallelPlan
 from k3hal.model.requests import PAGE_TOKENS
 from k3hal.vllm import limits
 from k3hal.vllm.caches import Caches
-from k3hal.vllm.dispatch import make_ops
+from k3hal.vllm.dispatch import watched_plan
 from k3hal.vllm.sizes import StateShapes, cache_dtypes, state_shapes
 from k3hal.vllm.step import layer_batches, scratch_step
 from k3hal.vllm.weights import config_of, open_weights
@@ -43,7 +44,7 @@ class KimiLinearForCausalLM(nn.Module):
         self.dtypes = cache_dtypes(model.dtype, cache.cache_dtype)
         self.device = torch.device(vllm_config.device_config.device)
         self.parallel = ParallelPlan(0, vllm_config.parallel_config.tensor_parallel_size)
-        self.ops = make_ops(self.cfg, vllm_config, self.dtypes, self.parallel)
+        self.watch = watched_plan(self.cfg, vllm_config, self.dtypes, self.parallel)
         context = vllm_config.compilation_config.static_forward_context
         self.caches = Caches(self.cfg, self.dtypes, self.parallel.world, prefix, context)
         self._model: K3Model | None = None
@@ -57,9 +58,8 @@ class KimiLinearForCausalLM(nn.Module):
         """
         dtype = self.dtypes.conv
         with torch.inference_mode(), open_weights(self._vllm_config, self.device, dtype) as reader:
-            self._model = K3Model.load(
-                self.cfg, self.ops, reader, device=self.device, dtype=dtype, parallel=self.parallel
-            )
+            ops = self.watch.bind(runtime_for(self.watch.plan.device).beside)
+            self._model = K3Model.load(self.cfg, ops, reader, device=self.device, dtype=dtype, parallel=self.parallel)
         return set()
 
     @property
@@ -87,7 +87,8 @@ class KimiLinearForCausalLM(nn.Module):
             return self._try_out(input_ids)
         steps = [metadata[name] for name in self.caches.names]
         batches = layer_batches(input_ids.long(), steps)
-        return self.model.forward_unnormed(batches[0].token_ids, batches, self.caches.views)
+        with self.watch.step(input_ids.shape[0]):
+            return self.model.forward_unnormed(batches[0].token_ids, batches, self.caches.views)
 
     def _try_out(self, input_ids: Tensor) -> Tensor:
         rows, slots = scratch_step(input_ids.shape[0], PAGE_TOKENS, self.device)

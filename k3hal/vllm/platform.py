@@ -9,6 +9,7 @@ import logging
 import os
 from typing import Any
 
+from k3hal.vllm.compat import refusal
 from k3hal.vllm.names import MODELS, SWITCH
 
 _CARRIED = ("cuda", "rocm", "cpu")
@@ -51,6 +52,8 @@ def _choose() -> tuple[str | None, str]:
     """The path of the platform class to build on, or None and why there is none."""
     if os.environ.get(SWITCH) == "0":
         return None, f"{SWITCH} is 0"
+    if refused := refusal():
+        return None, refused
     from vllm.platforms import builtin_platform_plugins
 
     found = {name: path for name, detect in builtin_platform_plugins.items() if (path := detect())}
@@ -97,7 +100,10 @@ class _K3Config:
         if model is None or model.architecture not in MODELS:
             super().check_and_update_config(vllm_config)  # type: ignore[misc]
             return
+        from k3hal.vllm.observe import extend_worker
+
         _without_compilation(vllm_config)
+        extend_worker(vllm_config)
         wanted = _AttentionChoices(vllm_config)
         super().check_and_update_config(vllm_config)  # type: ignore[misc]
         wanted.restore(vllm_config)

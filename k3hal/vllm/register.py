@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 
 from k3hal.env import check_environment
+from k3hal.vllm.compat import refusal
 from k3hal.vllm.names import BACKENDS, KDA_BACKEND, MLA_BACKEND, MODELS, SWITCH
 
 
@@ -14,7 +15,7 @@ def register() -> None:
 
     Raises `UsageError` for an unknown `K3HAL_*` variable.
     """
-    if os.environ.get(SWITCH) == "0":
+    if os.environ.get(SWITCH) == "0" or refusal():  # the platform has said why
         return
     check_environment(os.environ)
     # Importing vLLM's registries loads the platform, so not before the plugin is wanted.
@@ -22,6 +23,7 @@ def register() -> None:
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, MambaAttentionBackendEnum
 
+    from k3hal.vllm import frontend
     from k3hal.vllm.quantization import UnquantizedToVllm
 
     for kind, name in ((MambaAttentionBackendEnum, KDA_BACKEND), (AttentionBackendEnum, MLA_BACKEND)):
@@ -31,3 +33,4 @@ def register() -> None:
     for architecture, target in MODELS.items():
         ModelRegistry.register_model(architecture, target)
         MODELS_CONFIG_MAP[architecture] = UnquantizedToVllm
+    frontend.register()
