@@ -213,18 +213,8 @@ def _model_facts(source: Checkpoint | GeneratedModel, model: K3Model, weights: i
 
 
 def _settings(settings: SliceBench, built: BuiltEngine) -> dict[str, Any]:
-    names = (
-        "batch",
-        "context",
-        "prefill",
-        "collective_us",
-        "operators",
-        "engine_prompt",
-        "cached_prefix",
-        "seconds",
-        "limit",
-    )
-    out: dict[str, Any] = {name: getattr(settings, name) for name in names}
+    fields = (field.name for field in dataclasses.fields(SliceBench))
+    out: dict[str, Any] = {name: getattr(settings, name) for name in fields if name not in ("model", "options")}
     options = {name: getattr(settings.options, name) for name in ("memory_budget", "async_depth", "graphs")}
     return {**out, **options, "max_num_batched_tokens": built.engine.info.max_num_batched_tokens}
 
