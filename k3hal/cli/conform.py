@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from k3hal.cli.common import Json
+from k3hal.cli.conform_contracts import contracts
 from k3hal.cli.conform_selftest import selftest
 from k3hal.cli.op_cases import PresentDevice, present
 from k3hal.cli.output import print_json
@@ -218,3 +219,4 @@ def html(
 
 
 app.command()(selftest)
+app.command()(contracts)
