@@ -8,10 +8,11 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from k3hal.backends.ascend._plain import NEEDS, PRIORITY, SCRATCH_BYTES, blocks, zeroed
+from k3hal.backends.ascend._plain import NEEDS, PRIORITY, SCRATCH_BYTES, blocks
 from k3hal.dispatch import provides
 from k3hal.dispatch.ops._experts import gated
 from k3hal.dispatch.ops.mx_dequantize import GROUP, VALUES
+from k3hal.dispatch.transforms import zeros_elsewhere
 
 FEW = 1 << 13
 """Choices up to which no value goes to the host, as where a graph is captured."""
@@ -39,7 +40,7 @@ def _summed(
         row = x[rows].float().repeat_interleave(choices, 0).unsqueeze(-1)
         hidden = gated(torch.bmm(w13, row).squeeze(-1), *act).unsqueeze(-1)
         each = torch.bmm(w2, hidden).squeeze(-1) * weights[rows].reshape(-1, 1)
-        out[rows] = zeroed(there, each).unflatten(0, (-1, choices)).sum(1)
+        out[rows] = zeros_elsewhere(there, each).unflatten(0, (-1, choices)).sum(1)
     return out.to(x.dtype)
 
 

@@ -7,10 +7,11 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from k3hal.backends._kda_chunks import CHUNK, in_chunks
-from k3hal.backends.ascend._plain import NEEDS, PRIORITY, zeroed
+from k3hal.backends.ascend._plain import NEEDS, PRIORITY
 from k3hal.backends.ascend.light import gated_rms_norm, kda_gate
 from k3hal.dispatch import provides
 from k3hal.dispatch.ops._kda import delta_step, l2_normalise, split_qkv
+from k3hal.dispatch.transforms import zeros_elsewhere
 
 
 def _stepped(state: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -33,7 +34,7 @@ def kda_recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, stat
     live = slots != 0
     new, _, out = _stepped(state.index_select(0, slots), q, k, v, g, beta)
     _written(state, new, slots, live)
-    return zeroed(live, out).to(v.dtype)
+    return zeros_elsewhere(live, out).to(v.dtype)
 
 
 # Lengths and slots are fetched to the host.
@@ -83,10 +84,10 @@ def kda_verify(
         current, u, read = _stepped(current, q[:, t], k[:, t], v[:, t], g[:, t], beta[:, t])
         reads.append(read)
         corrections.append(u)
-    read, u = torch.stack(reads, 1), zeroed(live, torch.stack(corrections, 1))
+    read, u = torch.stack(reads, 1), zeros_elsewhere(live, torch.stack(corrections, 1))
     out = gated_rms_norm(read.flatten(0, 1), out_gate, norm_weight, eps).flatten(1).to(qkv.dtype)
-    kept = zeroed(live.repeat_interleave(width), out)
-    return kept, u, zeroed(live, k.contiguous()), raw_gate.unflatten(0, each), conv_in
+    kept = zeros_elsewhere(live.repeat_interleave(width), out)
+    return kept, u, zeros_elsewhere(live, k.contiguous()), raw_gate.unflatten(0, each), conv_in
 
 
 @provides("kda_commit", name="torch", needs=NEEDS, priority=PRIORITY, graph_safe=True)
@@ -106,15 +107,15 @@ def kda_commit(
     """See the operator. Every record is read, and replaced by one that changes nothing where it was not accepted."""
     count, width = accepted.shape[0], u.shape[1]
     taken = torch.arange(width, device=u.device) < accepted.unsqueeze(1)
-    gates = zeroed(taken, raw_gate)
+    gates = zeros_elsewhere(taken, raw_gate)
     g, _ = kda_gate(gates.flatten(0, 1), gates[..., 0].flatten(0, 1), A_log, dt_bias, lower_bound)
     decay = torch.where(taken.view(count, width, 1, 1), g.unflatten(0, (count, width)).exp(), 1.0)
-    keys, corrections = l2_normalise(zeroed(taken, k)), zeroed(taken, u)
+    keys, corrections = l2_normalise(zeros_elsewhere(taken, k)), zeros_elsewhere(taken, u)
     current = state.index_select(0, slots)
     for t in range(width):
         current = current * decay[:, t].unsqueeze(-2) + corrections[:, t].unsqueeze(-1) * keys[:, t].unsqueeze(-2)
     live, history = (slots != 0) & (accepted > 0), conv_state.shape[1]
-    window = torch.cat((conv_state.index_select(0, slots), zeroed(taken, conv_in)), 1)
+    window = torch.cat((conv_state.index_select(0, slots), zeros_elsewhere(taken, conv_in)), 1)
     at = accepted.long().unsqueeze(1) + torch.arange(history, device=u.device)
     last = window.gather(1, at.unsqueeze(-1).expand(-1, -1, window.shape[-1]))
     _written(state, current, slots, live)

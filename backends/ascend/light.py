@@ -6,15 +6,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, softplus
 
-from k3hal.backends.ascend._plain import NEEDS, PRIORITY, rms_normed, zeroed
+from k3hal.backends.ascend._plain import NEEDS, PRIORITY, rms_normed
 from k3hal.dispatch import provides
 from k3hal.dispatch.ops.situ_and_mul import situ
+from k3hal.dispatch.transforms import zeros_elsewhere
 
 
 @provides("embed", name="torch", needs=NEEDS, priority=PRIORITY, graph_safe=True)
 def embed(ids: Tensor, weight: Tensor) -> Tensor:
     """See the operator."""
-    return zeroed(ids >= 0, embedding(ids.clamp_min(0), weight))
+    return zeros_elsewhere(ids >= 0, embedding(ids.clamp_min(0), weight))
 
 
 @provides("rms_norm", name="torch", needs=NEEDS, priority=PRIORITY, graph_safe=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from k3hal.backends.ascend._plain import NEEDS, PRIORITY, SCRATCH_BYTES, blocks, zeroed
+from k3hal.backends.ascend._plain import NEEDS, PRIORITY, SCRATCH_BYTES, blocks
 from k3hal.dispatch import provides
+from k3hal.dispatch.transforms import zeros_elsewhere
 
 LOWEST = -1e30
 """In place of -inf, whose differences are NaN where a sequence has no row in a block."""
@@ -17,7 +18,7 @@ def mla_decode(q: Tensor, kv_cache: Tensor, page_table: Tensor, seq_lens: Tensor
     """See the operator. Every entry of the page table's width is gathered, whatever the lengths: shapes depend on no
     value, and what a sequence has not is replaced before it is multiplied."""
     count, heads, page_tokens = q.shape[0], q.shape[1], kv_cache.shape[1]
-    queries = zeroed(seq_lens > 0, q).float() * scale
+    queries = zeros_elsewhere(seq_lens > 0, q).float() * scale
     top = torch.full((count, heads, 1), LOWEST, dtype=torch.float32, device=q.device)
     total, mixed = torch.zeros_like(top), top.new_zeros(count, heads, kv_lora)
     pages = max(1, SCRATCH_BYTES // max(1, count * page_tokens * q.shape[2] * 4))
@@ -30,7 +31,7 @@ def mla_decode(q: Tensor, kv_cache: Tensor, page_table: Tensor, seq_lens: Tensor
         shrink = torch.exp(top - higher)
         total = total * shrink + weights.sum(-1, keepdim=True)
         mixed, top = mixed * shrink + torch.bmm(weights, rows[..., :kv_lora]), higher
-    return zeroed(seq_lens > 0, mixed / total).to(q.dtype)
+    return zeros_elsewhere(seq_lens > 0, mixed / total).to(q.dtype)
 
 
 def rows_of_pages(kv_cache: Tensor, pages: Tensor, seq_lens: Tensor, start: int) -> tuple[Tensor, Tensor]:
@@ -41,7 +42,7 @@ def rows_of_pages(kv_cache: Tensor, pages: Tensor, seq_lens: Tensor, start: int)
     valid = at < seq_lens.unsqueeze(1)
     needed = torch.where(valid[:, ::page_tokens], pages, 0)
     found = kv_cache.index_select(0, needed.flatten()) if kv_cache.element_size() > 1 else _bytes(kv_cache, needed)
-    return zeroed(valid, found.view(*valid.shape, -1).float()), valid
+    return zeros_elsewhere(valid, found.view(*valid.shape, -1).float()), valid
 
 
 def _bytes(kv_cache: Tensor, pages: Tensor) -> Tensor:

@@ -62,12 +62,10 @@ def _zeros(shape: torch.Size, device: torch.device) -> Tensor:
 def _product(rows: Tensor, weights: Weights, counts: Tensor) -> Tensor:
     """Rows [M, K], sorted by expert, times each one's weights; rows of no expert, which come last, are unwritten."""
     weight, scale = weights
-    codes = (
-        {} if scale is None else {"antiquant_scale": [scale], "antiquant_offset": [_zeros(scale.shape, scale.device)]}
-    )
     return PRODUCT(
-        x=[rows], weight=[weight], **codes, group_list=counts, split_item=ONE_RESULT, group_type=BY_ROWS,
-        group_list_type=COUNTS,
+        x=[rows], weight=[weight], antiquant_scale=None if scale is None else [scale],
+        antiquant_offset=None if scale is None else [_zeros(scale.shape, scale.device)], group_list=counts,
+        split_item=ONE_RESULT, group_type=BY_ROWS, group_list_type=COUNTS,
     )[0]  # fmt: skip
 
 

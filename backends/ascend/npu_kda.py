@@ -214,7 +214,7 @@ def _in_chunks(
 ) -> tuple[Tensor, Tensor]:
     """Outputs [T, H, V] and final states; the library's states have the key first."""
     out, final, *_ = CHUNKS(
-        **{name: x.unsqueeze(0) for name, x in {"q": q, "k": k, "v": v, "gk": gk, "beta": beta}.items()},
+        q=q.unsqueeze(0), k=k.unsqueeze(0), v=v.unsqueeze(0), gk=gk.unsqueeze(0), beta=beta.unsqueeze(0),
         scale=q.shape[-1] ** -0.5, chunk_size=CHUNK, layout="BSND", initial_state=initial_state,
         output_final_state=True, cu_seqlens=offsets,
     )  # fmt: skip
