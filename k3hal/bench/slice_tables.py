@@ -9,7 +9,7 @@ from k3hal.bench.tables import Table, where
 
 
 def slice_tables(report: Mapping[str, Any]) -> list[Table]:
-    """Decode, prefill, what is far from its floor, real steps of the engine, returning prompts, and the modelled whole."""
+    """Decode, prefill, what is far from its floor, real steps of the engine, what returns, and the modelled whole."""
     makers = (_decode, _prefill, _operators, _engine, _returning, _modelled)
     return [table for maker in makers if (table := maker(report)) is not None]
 
