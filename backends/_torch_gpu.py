@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,6 +117,23 @@ class TorchGpuRuntime:
         with torch.cuda.device(self._torch_device), torch.cuda.graph(graph, pool=pool, capture_error_mode=mode):
             work()
         return graph
+
+    def capture_parts(self, work: Callable[[Callable[[], None]], None], pool: Any) -> list[torch.cuda.CUDAGraph]:
+        self._side = self._side or torch.cuda.Stream(self._torch_device)
+        graphs, under_way = [], ExitStack()
+
+        def begin() -> None:
+            graphs.append(torch.cuda.CUDAGraph())
+            under_way.enter_context(torch.cuda.graph(graphs[-1], pool=pool, capture_error_mode="thread_local"))
+
+        def cut() -> None:
+            under_way.close()
+            begin()
+
+        with torch.cuda.device(self._torch_device), under_way:
+            begin()
+            work(cut)
+        return graphs
 
     def beside(self, work: Callable[[], Any]) -> Callable[[], Any]:
         """A branch of the graph that is being captured. Otherwise launches take the host longer than two streams save.

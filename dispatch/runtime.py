@@ -147,6 +147,18 @@ class DeviceRuntime(Protocol):
         ...
 
 
+@runtime_checkable
+class CapturesParts(Protocol):
+    """A device runtime whose graphs may be cut."""
+
+    def capture_parts(self, work: Callable[[Callable[[], None]], None], pool: Any) -> list[Graph]:
+        """As `capture`, of work that calls `cut` wherever something else is to run between two graphs of it.
+
+        What the work made and somebody still holds keeps its memory from graph to graph.
+        """
+        ...
+
+
 def process_group(ranks: Sequence[int], transport: str) -> Any:
     """`DeviceRuntime.new_group` over torch.distributed; `transport` is its name for what carries the messages."""
     if len(ranks) == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -88,6 +89,13 @@ class StepBatch:
     prefill: PrefillBatch | None
     verify: VerifyBatch | None = None
 
+    def attend(self, attention: Attention, inputs: tuple[Tensor, ...], cache: CacheViews, width: int) -> Tensor:
+        """What a layer's `attention` makes of its `inputs` [T, ...], [T, width].
+
+        Nothing else in a model depends on more of a step than its tokens: a runner may divide a step here.
+        """
+        return attention(inputs, self, cache)
+
     @property
     def num_decodes(self) -> int:
         return self.decode.size if self.decode else 0
@@ -109,3 +117,7 @@ class CacheViews:
     kv: tuple[Tensor, ...]
     conv: tuple[Tensor, ...]
     state: tuple[Tensor, ...]
+
+
+Attention = Callable[[tuple[Tensor, ...], StepBatch, CacheViews], Tensor]
+"""The part of a layer in which a token meets others: its inputs, whose first dimension is the tokens, to [T, width]."""

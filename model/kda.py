@@ -62,11 +62,16 @@ class KDA:
         shape = (x.shape[0], self.heads, self.head_dim)
         raw_gate = self.f_b(f_a).view(shape)
         out_gate = (z if self.g_b is None else self.g_b(z)).view(shape)
+        inputs, width = (qkv, raw_gate, beta, out_gate), self.heads * self.head_dim
+        return self.o_proj(batch.attend(self._attend, inputs, cache, width))
+
+    def _attend(self, inputs: tuple[Tensor, ...], batch: StepBatch, cache: CacheViews) -> Tensor:
+        """The coarse operator of each phase, over its rows; [T, H V]."""
         conv, state = cache.conv[self.index], cache.state[self.index]
-        inputs, decodes, outs = (qkv, raw_gate, beta, out_gate), batch.num_decodes, []
+        tokens, decodes, outs = inputs[0].shape[0], batch.num_decodes, []
         split = decodes + batch.num_verify_rows
         if batch.decode:
-            rows = inputs if decodes == x.shape[0] else tuple(t[:decodes] for t in inputs)
+            rows = inputs if decodes == tokens else tuple(t[:decodes] for t in inputs)
             outs.append(
                 self.decode(*rows, *self.decode_weights, conv, state, batch.decode.slots, self.lower_bound, self.eps)
             )
@@ -79,4 +84,4 @@ class KDA:
             rows = inputs if split == 0 else tuple(t[split:] for t in inputs)
             spans = (batch.prefill.slots, batch.prefill.cu_seqlens, batch.prefill.has_state)
             outs.append(self.prefill(*rows, *self.prefill_weights, conv, state, *spans, self.lower_bound, self.eps))
-        return self.o_proj(outs[0] if len(outs) == 1 else torch.cat(outs))
+        return outs[0] if len(outs) == 1 else torch.cat(outs)

@@ -60,8 +60,16 @@ class MLA:
         if self.q_b is not None:
             q = self.q_b(self.norm(q, self.q_norm, self.latent_eps, None))
         q = q.view(x.shape[0], self.heads, self.nope + self.rope)
-        kv = cache.kv[self.index]
-        self.insert(self.norm(latent, self.kv_norm, self.latent_eps, None), k_pe, kv, batch.kv_rows)
+        latent = self.norm(latent, self.kv_norm, self.latent_eps, None)
+        out = batch.attend(self._attend, (q, latent, k_pe), cache, self.heads * self.value)
+        if self.gate:
+            out = self.gate(out, gate[0])
+        return self.o_proj(out)
+
+    def _attend(self, inputs: tuple[Tensor, ...], batch: StepBatch, cache: CacheViews) -> Tensor:
+        """Each phase's attention over its rows, [T, H V]; the latents of every row are inserted before."""
+        (q, latent, k_pe), kv = inputs, cache.kv[self.index]
+        self.insert(latent, k_pe, kv, batch.kv_rows)
         decodes, outs = batch.num_decodes, []
         split = decodes + batch.num_verify_rows
         if batch.decode:
@@ -72,10 +80,7 @@ class MLA:
             p = batch.prefill
             spans = (p.page_table, p.cu_seqlens, p.context_lens)
             outs.append(self.prefill(q[split:], kv, *spans, self.w_uk, self.w_uv, self.scale))
-        out = (outs[0] if len(outs) == 1 else torch.cat(outs)).flatten(1)
-        if self.gate:
-            out = self.gate(out, gate[0])
-        return self.o_proj(out)
+        return (outs[0] if len(outs) == 1 else torch.cat(outs)).flatten(1)
 
     def _decode(self, q: Tensor, kv: Tensor, page_table: Tensor, seq_lens: Tensor) -> Tensor:
         """Absorbed attention: queries go to latent space, and the latent result comes back up; [N, H, V].

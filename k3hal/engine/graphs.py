@@ -34,8 +34,8 @@ LEAST_WIDTH = 36
 _WIDER = 8
 """How many times as wide the next page table is."""
 _WORST_REPLAY = 0.02
-"""Largest distance of a row's logits between the first replay and the same work without a graph, as a share of their
-length: a library may take another kernel while work is captured, whose sums are rounded otherwise."""
+"""Largest distance of a row between the first replay and the same work without a graph, as a share of its length: a
+library may take another kernel while work is captured, whose sums are rounded otherwise."""
 
 
 def batch_buckets(most: int) -> list[int]:
@@ -186,7 +186,10 @@ class StepGraphs(ABC):
             self._tokens.fill_(-1)
             for graph in graphs:
                 graph.replay()
-        self._check(batch, width, expected, picked)
+        # Tokens of rows whose logits are finite differ only where two are nearly as likely.
+        chosen = bool(((self._tokens[:count] < 0) == (picked < 0)).all())
+        what = f"{self.label} with {batch} sequences of {width} pages"
+        check_replay(self._logits[:count], expected, what, also=chosen)
         return Captured(batch, layout, graphs)
 
     def _logits_of(self, hidden: Tensor) -> Tensor:
@@ -197,20 +200,19 @@ class StepGraphs(ABC):
         self._logits[: logits.shape[0]].copy_(logits)
         return logits
 
-    def _check(self, batch: int, width: int, expected: Tensor, picked: Tensor) -> None:
-        """Compare what the first replay left with what the same work gave without a graph."""
-        assert self._logits is not None
-        count = expected.shape[0]
-        logits = self._logits[:count]
-        same = bool((torch.isfinite(logits) == torch.isfinite(expected)).all())
-        wanted = torch.nan_to_num(expected)
-        apart = (torch.nan_to_num(logits) - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp_min(1e-6)
-        worst = float(apart.max())
-        # Tokens of rows whose logits are finite differ only where two are nearly as likely.
-        chosen = bool(((self._tokens[:count] < 0) == (picked < 0)).all())
-        if not (same and chosen and worst <= _WORST_REPLAY):
-            raise BackendError(
-                f"the graph for {self.label} with {batch} sequences of {width} pages gives other logits than the same "
-                f"work without it: a row is {worst:.3g} of its length away",
-                hint="use --no-graphs, and --ops for other providers; `k3hal conform run` finds which one it is",
-            )
+
+def check_replay(replayed: Tensor, expected: Tensor, what: str, *, also: bool = True) -> None:
+    """Compare what a first replay left, [T, D], with what the same work gave without a graph; nor may `also` be False.
+
+    Raises `BackendError` where a row is not the same but for rounding.
+    """
+    same = bool((torch.isfinite(replayed) == torch.isfinite(expected)).all())
+    wanted = torch.nan_to_num(expected)
+    apart = (torch.nan_to_num(replayed) - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp_min(1e-6)
+    worst = float(apart.max())
+    if not (same and also and worst <= _WORST_REPLAY):
+        raise BackendError(
+            f"the graph for {what} gives something else than the same work without it: a row is {worst:.3g} of its "
+            "length away",
+            hint="use --no-graphs, and --ops for other providers; `k3hal conform run` finds which one it is",
+        )

@@ -152,6 +152,14 @@ def draft_bytes(config: ModelConfig, itemsize: int, num_seqs: int, drafts: int) 
     return num_seqs * (drafts + 1) * (records + 4 * config.vocab_size)
 
 
+def piece_bytes(config: ModelConfig, itemsize: int, num_tokens: int) -> int:
+    """What graphs around attention keep of `num_tokens` tokens, in the activations' size: each layer's projections."""
+    kda = 5 * config.kda_heads * config.kda_head_dim
+    mla = config.num_heads * (config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim)
+    of_kda = sum(map(config.is_kda, range(config.num_layers)))
+    return num_tokens * itemsize * (of_kda * kda + (config.num_layers - of_kda) * mla)
+
+
 def estimated_needs(
     config: ModelConfig,
     weights: int,
@@ -161,12 +169,13 @@ def estimated_needs(
     *,
     counted: bool,
     num_graphs: int,
+    pieces: int = 0,
     drafts: int = 0,
 ) -> Needs:
     """What an engine is thought to need before anything ran, for steps of `num_tokens` tokens and `num_seqs` sequences.
 
     `counted` is a device whose memory is the engine's to divide and is counted; elsewhere there is no driver to make
-    allowances for.
+    allowances for. Of the graphs some are cut around attention, for so many tokens (`pieces`) in all.
     """
     workspace = workspace_bytes(config, itemsize, num_tokens, num_seqs)
     return Needs(
@@ -175,7 +184,10 @@ def estimated_needs(
         step_flag=workspace.flag,
         drafts=draft_bytes(config, itemsize, num_seqs, drafts),
         buffers=penalty_bytes(config.vocab_size, num_seqs),
-        graphs=num_graphs and workspace_bytes(config, itemsize, num_seqs, 0).total + num_graphs * _GRAPH,
+        graphs=num_graphs
+        and workspace_bytes(config, itemsize, num_seqs, 0).total
+        + piece_bytes(config, itemsize, pieces)
+        + num_graphs * _GRAPH,
         code=CODE if counted else 0,
         margin=margin_for(workspace.total) if counted else 0,
     )

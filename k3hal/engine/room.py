@@ -8,13 +8,14 @@ from typing import TypeVar
 import torch
 
 from k3hal.dispatch.observe import must_see_every_call
-from k3hal.dispatch.runtime import DeviceRuntime
+from k3hal.dispatch.runtime import CapturesParts, DeviceRuntime
 from k3hal.engine.cache.arena import CacheArena
 from k3hal.engine.cache.layout import CacheLayout
 from k3hal.engine.fit import Fitting, Gauge
 from k3hal.engine.graphs import GraphLimits, batch_buckets, width_buckets
 from k3hal.engine.memory import CODE, GB, MemoryPlan, Needs, estimated_needs, gb, plan_memory
 from k3hal.engine.options import EngineOptions
+from k3hal.engine.pieces import TOKENS
 from k3hal.engine.verify_graphs import most_verified
 from k3hal.engine.warmup import Runner, Sizes
 from k3hal.errors import CapacityError
@@ -54,6 +55,7 @@ class Room:
                 options.num_seqs,
                 counted=self._gauge.counted,
                 num_graphs=self._num_graphs() if graphs else 0,
+                pieces=sum(TOKENS) if isinstance(runtime, CapturesParts) else 0,
                 drafts=options.num_drafts,
             )
         )
@@ -103,7 +105,8 @@ class Room:
         # Of each that verifies there are two.
         batches = len(batch_buckets(limits.max_num_seqs))
         batches += 2 * len(batch_buckets(most_verified(limits))) if limits.drafts else 0
-        return batches * len(width_buckets(limits.max_pages))
+        pieces = len(TOKENS) if isinstance(self._runtime, CapturesParts) else 0
+        return batches * len(width_buckets(limits.max_pages)) + pieces
 
     def _plan(self, needs: Needs) -> MemoryPlan:
         budget = self._options.memory_budget

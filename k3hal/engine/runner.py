@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from k3hal.dispatch.observe import Step, must_see_every_call, step_observers
-from k3hal.dispatch.runtime import DeviceRuntime
+from k3hal.dispatch.runtime import CapturesParts, DeviceRuntime
 from k3hal.engine.batch import build_batch
 from k3hal.engine.cache.arena import CacheArena
 from k3hal.engine.cache.interface import PageCopies
 from k3hal.engine.decode_graphs import DecodeGraphs
 from k3hal.engine.draws import Drawn
 from k3hal.engine.graphs import Around, GraphLimits
+from k3hal.engine.pieces import StepPieces
 from k3hal.engine.sampler import Sampler
 from k3hal.engine.staging import Staging
 from k3hal.engine.step_model import StepModel, VerifyingModel
@@ -47,8 +48,8 @@ class ModelRunner:
 
     The step observers in force when it is made are told of every step (`dispatch/observe.py`). On a device that works
     while the host goes on (`staging`, which the sampler shares), `launch` queues steps one behind the other. With
-    `graphs` and a runtime that has them, steps without prompts are replays, once `prepare` has captured them; not where
-    operators or steps are observed.
+    `graphs` and a runtime that has them, steps without prompts are replays, once `prepare` has captured them, and small
+    ones with prompts are but for attention; not where operators or steps are observed.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class ModelRunner:
         self._limits = graphs if captures else None
         self._graphs: DecodeGraphs | None = None
         self._verifying: VerifyGraphs | None = None
+        self._pieces: StepPieces | None = None
         self._epoch = BEFORE_ALL
 
     @property
@@ -110,6 +112,10 @@ class ModelRunner:
             verifying = VerifyGraphs(around, self._limits)
             verifying.prepare(None, pool)
             self._verifying = verifying
+        if isinstance(self._runtime, CapturesParts):
+            pieces = StepPieces(around)
+            pieces.prepare(pool)
+            self._pieces = pieces
         self._graphs = graphs
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -244,8 +250,11 @@ class ModelRunner:
     def _forward(self, plan: StepPlan, *, all_logits: bool = False) -> tuple[Tensor, StepBatch]:
         page_tokens, last = self.arena.layout.page_tokens, self._sampler.last_tokens
         batch = build_batch(plan, self._step_metadata, page_tokens, self._staging, last, all_logits=all_logits)
-        hidden = self._observed(plan, batch) if self._observers else self.model.forward(batch, self.arena.views)
-        return hidden, batch
+        if self._observers:
+            return self._observed(plan, batch), batch
+        in_pieces = self._pieces is not None and plan.num_tokens <= self._pieces.most
+        forward = self._pieces.forward if in_pieces else self.model.forward
+        return forward(batch, self.arena.views), batch
 
     def _begin(self, plan: StepPlan) -> None:
         """Take a plan in order, and move the memory it says."""

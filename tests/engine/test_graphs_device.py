@@ -56,11 +56,11 @@ def answers(model: LLM, params: SamplingParams | list[SamplingParams]) -> list[t
 def test_graphs_and_steps_ahead_change_no_output(nano_dir: Path) -> None:
     with loaded(nano_dir, graphs=False, async_depth=1) as (model, core, runner):
         expected = answers(model, GREEDY), answers(model, MIXED)
-        assert runner.replays == 0 and core.flights.depth == 1
+        assert runner.replays == 0 and runner._pieces is None and core.flights.depth == 1
     for depth in (1, 2, 3):
         with loaded(nano_dir, async_depth=depth) as (model, core, runner):
             assert (answers(model, GREEDY), answers(model, MIXED)) == expected
-            assert runner.replays > 40 and core.flights.depth == depth
+            assert runner.replays > 40 and runner._pieces.replays > 5 and core.flights.depth == depth
 
 
 def test_drafts_change_no_output_and_are_verified_in_graphs(nano_dir: Path) -> None:
