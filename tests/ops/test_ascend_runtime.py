@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ class FakeEvent:
     """Host time, counted in records."""
 
     recorded = 0
+    waited: ClassVar[list[int]] = []
 
     def __init__(self, enable_timing: bool) -> None:
         assert enable_timing
@@ -35,6 +36,7 @@ class FakeEvent:
 
     def synchronize(self) -> None:
         """Nothing is queued."""
+        FakeEvent.waited.append(self.at)
 
     def elapsed_time(self, later: FakeEvent) -> float:
         return 1000.0 * (later.at - self.at)
@@ -163,6 +165,10 @@ def test_a_replay_gives_the_lists_of_its_step(npu: FakeNpu, runtime: DeviceRunti
         other.replay()
     lists = [{"actual_seq_kvlen": [7, 1]}, {"actual_seq_kvlen": [5]}]
     assert npu.log[-3:] == [("update", lists), "replay", "replay"]
+    ended, waits = FakeEvent.recorded, len(FakeEvent.waited)
+    with telling([1, 1, 1]):
+        graph.replay()
+    assert FakeEvent.waited[waits:] == [ended], "lists of a replay under way are not overwritten"
     with pytest.raises(BackendError, match="nobody tells the lengths"):
         graph.replay()
 
