@@ -78,6 +78,7 @@ def test_the_workflow_runs_every_vendors_script_by_hand_and_at_night() -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1800)
 def test_a_level_rises_by_a_verified_package_and_by_nothing_less(tmp_path: Path) -> None:
     """In a clone, of one operator: no level without a commit, then with one a package and a patch that applies."""
     clone = tmp_path / "clone"
@@ -86,7 +87,7 @@ def test_a_level_rises_by_a_verified_package_and_by_nothing_less(tmp_path: Path)
         shutil.copy(ROOT / "ci" / path, clone / "ci" / path)
     environment = {
         **os.environ, "INSTALL": "no", "VENV": sys.prefix, "OUT": str(tmp_path / "out"), "CONFORM": "sigmoid_gate",
-        "PLACE": f"{cpu_arch()}/trial", "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "STEPS": "conform", "PLACE": f"{cpu_arch()}/trial", "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }  # fmt: skip
     command, place = [str(clone / "ci" / "cpu" / "run"), "--bump"], clone / "ci/reports/cpu" / cpu_arch() / "trial"
     (clone / "dispatch" / "words.py").open("a").write("# changed\n")
