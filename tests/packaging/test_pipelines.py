@@ -90,7 +90,8 @@ def test_a_level_rises_by_a_verified_package_and_by_nothing_less(tmp_path: Path)
         "STEPS": "conform", "PLACE": f"{cpu_arch()}/trial", "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }  # fmt: skip
     command, place = [str(clone / "ci" / "cpu" / "run"), "--bump"], clone / "ci/reports/cpu" / cpu_arch() / "trial"
-    (clone / "dispatch" / "words.py").open("a").write("# changed\n")
+    changed = clone / "dispatch" / "words.py"
+    changed.write_text(changed.read_text("utf-8") + "# changed\n", "utf-8")
     said = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert said.returncode == 1 and "rejected: the tree was dirty" in said.stdout
     assert "levels rise by a verified package" in said.stderr and not place.exists()
