@@ -164,6 +164,8 @@ def default_registry() -> Registry:
         registry = Registry()
         package = importlib.import_module(BUILTIN)
         for info in pkgutil.iter_modules(package.__path__):
+            if info.name.startswith("_"):
+                continue  # what backends share
             registry.add_module(_load(info.name, lambda name=info.name: importlib.import_module(f"{BUILTIN}.{name}")))
         for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda p: p.name):
             registry.add_module(_load(f"{point.name} ({point.value})", point.load))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -44,6 +44,7 @@ class K3Model:
         self.embedding = build.reader.get(f"{cfg.prefix}embed_tokens.weight", shard=build.parallel.column())
         self.layers = [Layer(build, i) for i in range(cfg.num_layers)]
         self.final = final_join(build)
+        self.norm = build.ops.fn("rms_norm")
         head = build.reader.get(cfg.lm_head_name, shard=build.parallel.column())
         self.head = build.linear(head, op="linear_fp32")
 
@@ -71,13 +72,30 @@ class K3Model:
         self, batch: StepBatch, cache: CacheViews, aux_layers: Collection[int]
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Also the raw residual stream [T, D] after each of `aux_layers`, which a DSpark draft reads (spec §8.3)."""
-        stream = Stream.start(self.embed(batch.token_ids, self.embedding), self.num_blocks)
+        stream, delta, aux = self._run(batch.token_ids, [batch] * len(self.layers), cache, aux_layers)
+        return self.final(stream, delta), aux
+
+    @torch.inference_mode()
+    def forward_unnormed(self, token_ids: Tensor, batches: Sequence[StepBatch], cache: CacheViews) -> Tensor:
+        """Hidden states [T, D] before the final norm, which `normed` applies; advances the cache.
+
+        `batches` has the step as each layer sees it: where layers keep their states in different slots.
+        """
+        stream, delta, _ = self._run(token_ids, batches, cache, ())
+        return self.final.unnormed(stream, delta)
+
+    def _run(
+        self, token_ids: Tensor, batches: Sequence[StepBatch], cache: CacheViews, aux_layers: Collection[int]
+    ) -> tuple[Stream, Tensor, dict[int, Tensor]]:
+        """All layers, but not the final join."""
+        stream = Stream.start(self.embed(token_ids, self.embedding), self.num_blocks)
         delta, aux = None, {}
-        for i, layer in enumerate(self.layers):
+        for i, (layer, batch) in enumerate(zip(self.layers, batches, strict=True)):
             delta = layer(stream, delta, batch, cache)
             if i in aux_layers:
                 aux[i] = stream.prefix + delta
-        return self.final(stream, delta), aux
+        assert delta is not None
+        return stream, delta, aux
 
     @torch.inference_mode()
     def commit(self, batch: StepBatch, cache: CacheViews, kept: Tensor) -> None:
@@ -90,6 +108,11 @@ class K3Model:
             if isinstance(layer.attention, KDA) and layer.attention.drafts is not None:
                 index = layer.attention.index
                 layer.attention.drafts.commit(kept, batch.verify, cache.conv[index], cache.state[index])
+
+    @torch.inference_mode()
+    def normed(self, hidden: Tensor) -> Tensor:
+        """The final norm of rows [R, D] of `forward_unnormed`."""
+        return self.norm(hidden, self.final.weight, self.cfg.rms_norm_eps, None)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

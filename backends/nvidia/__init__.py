@@ -2,4 +2,4 @@
 
 from k3hal.dispatch import Backend
 
-BACKEND = Backend(name="nvidia", vendors=("nvidia",), priority=60, runtime="k3hal.backends.nvidia.runtime:CudaRuntime")
+BACKEND = Backend(name="nvidia", vendors=("nvidia",), priority=60, runtime="k3hal.backends._torch_gpu:TorchGpuRuntime")

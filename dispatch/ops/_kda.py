@@ -206,7 +206,8 @@ def _raw_gate(gen: Generator, case: KdaCase, rows: int) -> Tensor:
 
 def _laid_out(x: Tensor, case: KdaCase) -> Tensor:
     """The rows [T, ...] with null sequences and padding poisoned, strided where the case asks for it."""
-    live = torch.tensor([slot != 0 for slot in case.slot_ids]).repeat_interleave(torch.tensor(case.lengths))
+    of_each = zip(case.slot_ids, case.lengths, strict=True)
+    live = torch.tensor([slot != 0 for slot, length in of_each for _ in range(length)], dtype=torch.bool)
     x[~live] = torch.nan
     x = with_padding(x, case.padding)
     return spread(x) if case.strided else x

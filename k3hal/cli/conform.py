@@ -10,6 +10,7 @@ import typer
 
 from k3hal.cli.common import Json
 from k3hal.cli.conform_contracts import contracts
+from k3hal.cli.conform_cross import cross_compile
 from k3hal.cli.conform_selftest import selftest
 from k3hal.cli.op_cases import PresentDevice, present
 from k3hal.cli.output import print_json
@@ -74,7 +75,7 @@ def run(
     how = runner.How(jobs, limits, bench=bench, waivers=waivers or runner.expectations(machine.vendor))
     how = how if limit is None else replace(how, limit=limit)
     try:
-        with _Bar() as note, terminable():
+        with Bar() as note, terminable():
             report = runner.run(selection, out, how, note)
     except KeyboardInterrupt as stop:
         typer.echo("interrupted", err=True)
@@ -87,7 +88,7 @@ def run(
     return code
 
 
-class _Bar:
+class Bar:
     """A bar on the error stream, where that is a terminal."""
 
     def __enter__(self) -> Callable[[int, int, str], None]:
@@ -219,4 +220,5 @@ def html(
 
 
 app.command()(selftest)
+app.command()(cross_compile)
 app.command()(contracts)

@@ -252,3 +252,10 @@ def test_the_files_of_the_backends_are_found() -> None:
     assert {"nvidia/fla-core", "nvidia/flashinfer-python"} <= set(verb._files())
     with pytest.raises(UsageError, match="--from and --refresh are for one library"):
         verb.contracts(source="torch")
+
+
+def test_quotation_marks_inside_a_literal_of_c_are_not_escaped(tmp_path: Path) -> None:
+    (tmp_path / "binding.cpp").write_text('ops.def("spread(Tensor x, str layout=\\"TND\\") -> Tensor");', "utf-8")
+    with opened(str(tmp_path)) as files:
+        found = schema_parameters(files, "torch.ops.own", "spread", "")
+    assert found is not None and entries_of(found) == ["x: Tensor", 'layout: str="TND"']

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 import triton
 from torch import Tensor
@@ -11,6 +9,7 @@ from torch import Tensor
 from k3hal.backends.triton._experts import Cut
 from k3hal.backends.triton.kernels import _expert_gemm as gemm
 from k3hal.backends.triton.kernels import _expert_tiles as tiling
+from k3hal.backends.triton.kernels.programs import arch
 
 FEW = 2048
 """Choices that one program reads at once; more are counted first, by a program an expert."""
@@ -71,12 +70,10 @@ def _experts_into(
     )
 
 
-@cache
 def _machine(device: torch.device) -> tuple[bool, int]:
     """Whether bfloat16 is multiplied by PTX's own instruction, and the most stages: AMD's local memory holds two."""
-    if device.type != "cuda" or torch.version.hip is not None:
-        return False, 2
-    return torch.cuda.get_device_capability(device) >= (9, 0), 8
+    name = arch(device)
+    return (int(name[3:]) >= 90, 8) if name.startswith("sm_") else (False, 2)
 
 
 def _height(x: Tensor, each: int, cut: Cut) -> int:

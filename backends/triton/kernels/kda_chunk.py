@@ -13,7 +13,7 @@ from k3hal.backends.triton.kernels._chunk_products import chunk_products
 from k3hal.backends.triton.kernels._chunk_scan import chunk_scan, gated_norm
 from k3hal.backends.triton.kernels._chunk_sweep import chunk_sweep, join_segments
 from k3hal.backends.triton.kernels._kda import at_most
-from k3hal.backends.triton.kernels.programs import resident
+from k3hal.backends.triton.kernels.programs import is_amd, resident
 
 NORM_ROWS = 16
 
@@ -83,9 +83,9 @@ def _products(
     return w, u, q_decayed, n, m, keep
 
 
-def _stages(tiles: Tiles) -> int:
+def _stages(tiles: Tiles, device: torch.device) -> int:
     """One on AMD, whose multiprocessors have no room for the operands of two chunks."""
-    return 1 if torch.version.hip else tiles.stages
+    return 1 if is_amd(device) else tiles.stages
 
 
 def kda_chunk(
@@ -112,7 +112,8 @@ def kda_chunk(
     chunk_scan[(dim // columns, heads, count + 1)](
         *products, state, slots, cu_seqlens, of.known, q, state, v, g, out,
         state.stride(0), 0, 0, 0, count, rows, heads, 0.0,
-        False, False, 2, 1, dim, tiles.chunk, columns, "exact", "exact", _stages(tiles), num_warps=tiles.scan_warps,
+        False, False, 2, 1, dim, tiles.chunk, columns, "exact", "exact", _stages(tiles, v.device),
+        num_warps=tiles.scan_warps,
     )  # fmt: skip
     return out
 
@@ -151,8 +152,8 @@ def _in_half(
         qkv, raw_gate, beta_logits, taps, rate, dt_bias, conv_state, of.slots, of.starts, of.known,
         w, u, q, n, m, keep, sizes,
         qkv.stride(0), raw_gate.stride(0), beta_logits.stride(0), conv_state.stride(0), count, heads, lower_bound,
-        width, dim, chunk, min(16, chunk), "split" if torch.version.hip else "tf32",
-        num_warps=tiles.operand_warps, num_stages=1, **at_most(tiles.operand_registers),
+        width, dim, chunk, min(16, chunk), "split" if is_amd(device) else "tf32",
+        num_warps=tiles.operand_warps, num_stages=1, **at_most(tiles.operand_registers, device),
     )  # fmt: skip
     length = tiles.segments or _segment_length(rows, count, heads, chunk, device)
     segments = rows // length + count if length else count
@@ -166,7 +167,7 @@ def _in_half(
             qkv, conv_state, out_gate, norm_weight, out,
             state.stride(0), qkv.stride(0), conv_state.stride(0), out_gate.stride(0),
             count, rows, heads, segments, length or 1, places, eps,
-            read, length > 0, width, triton.next_power_of_2(width - 1), dim, chunk, _stages(tiles),
+            read, length > 0, width, triton.next_power_of_2(width - 1), dim, chunk, _stages(tiles, device),
             num_warps=tiles.sweep_warps,
         )  # fmt: skip
 
@@ -175,7 +176,7 @@ def _in_half(
         block = min(16, dim)
         join_segments[(dim // block, heads, count)](
             state, of.slots, of.starts, of.known, carry, begins, state.stride(0), count, heads, length,
-            dim, block, "ieee" if torch.version.hip else "tf32x3", num_warps=4,
+            dim, block, "ieee" if is_amd(device) else "tf32x3", num_warps=4,
         )  # fmt: skip
     sweep(True)
 
@@ -223,7 +224,7 @@ def kda_prefill(
         *products, state, slots, cu_seqlens, of.known, qkv, conv_state, out_gate, norm_weight, read,
         state.stride(0), qkv.stride(0), conv_state.stride(0), out_gate.stride(0), count, rows, heads, eps,
         True, normed, width, triton.next_power_of_2(width - 1), dim, tiles.chunk, columns,
-        *(("exact", "exact") if qkv.dtype is torch.float32 else ("split", "rounded")), _stages(tiles),
+        *(("exact", "exact") if qkv.dtype is torch.float32 else ("split", "rounded")), _stages(tiles, qkv.device),
         num_warps=tiles.scan_warps,
     )  # fmt: skip
     if not normed:

@@ -94,6 +94,6 @@ def kda_decode(
             qkv.stride(0), raw_gate.stride(0), beta_logits.stride(0), out_gate.stride(0), conv_state.stride(0),
             state.stride(0), heads, lower_bound or 0.0, eps,
             lower_bound is not None, width, triton.next_power_of_2(width - 1), dim, hint,
-            num_warps=min(warps, dim * dim // 128), **at_most(registers),
+            num_warps=min(warps, dim * dim // 128), **at_most(registers, qkv.device),
         )  # fmt: skip
     return out

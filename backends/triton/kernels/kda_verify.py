@@ -95,7 +95,8 @@ def kda_verify(
             out, u, k,
             qkv.stride(0), raw_gate.stride(0), beta_logits.stride(0), out_gate.stride(0), conv_state.stride(0),
             state.stride(0), heads, drafts, lower_bound or 0.0, eps,
-            lower_bound is not None, taps.shape[0], dim, num_warps=min(warps, dim * dim // 128), **at_most(255),
+            lower_bound is not None, taps.shape[0], dim,
+            num_warps=min(warps, dim * dim // 128), **at_most(255, device),
         )  # fmt: skip
     return out, u, k, raw_gate.unflatten(0, each), qkv.unflatten(0, each)
 

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 import triton
 
+from k3hal.dispatch.stand_in import machine_of_meta
+
 INTERPRETED = {"multiprocessor_count": 4, "max_shared_mem": 1 << 30}
 
 
@@ -22,9 +24,14 @@ def jit_for_any(*numbers: str) -> Callable[[Callable[..., Any]], Any]:
     return triton.jit(do_not_specialize=numbers)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
-@cache
 def _properties(device: torch.device) -> dict[str, Any]:
-    """As Triton's driver tells them; those of no device in particular under the interpreter."""
+    """As Triton's driver tells them; those of no device in particular under the interpreter, and on `meta` those of
+    the machine that is compiled for."""
+    return machine_of_meta().properties if device.type == "meta" else _properties_here(device)
+
+
+@cache
+def _properties_here(device: torch.device) -> dict[str, Any]:
     if device.type == "cpu":
         return INTERPRETED
     from triton.runtime import driver
@@ -43,12 +50,23 @@ def shared_memory(device: torch.device) -> int:
     return int(_properties(device)["max_shared_mem"])
 
 
-@cache
 def arch(device: torch.device) -> str:
-    """NVIDIA's name of what Triton compiles for, as `sm_90`; empty for every other device."""
-    if device.type != "cuda" or torch.version.hip is not None:
+    """What Triton compiles for, as `sm_90` or `gfx950`; empty under the interpreter."""
+    return machine_of_meta().arch if device.type == "meta" else _arch_here(device)
+
+
+@cache
+def _arch_here(device: torch.device) -> str:
+    if device.type != "cuda":
         return ""
+    if torch.version.hip is not None:
+        return torch.cuda.get_device_properties(device).gcnArchName.split(":")[0]
     return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+
+
+def is_amd(device: torch.device) -> bool:
+    """Whether Triton compiles for one of AMD's architectures."""
+    return arch(device).startswith("gfx")
 
 
 def is_hopper(device: torch.device) -> bool:

@@ -69,7 +69,7 @@ def step_metadata(
     made = _launched.get(key)
     if made is None:
         made = _step_metadata[grid](*arguments, num_warps=4)
-        if made is not None:  # It is under the interpreter.
+        if made is not None and device.type == "cuda":  # It is None under the interpreter.
             _launched[key] = made
     else:
         made[grid](*arguments)

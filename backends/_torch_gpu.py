@@ -1,4 +1,4 @@
-"""One CUDA device of this process, through torch."""
+"""One GPU of this process, through `torch.cuda`: NVIDIA's, or AMD's, which a torch built for ROCm calls the same."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MILLISECOND = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class CudaEvent:
+class TorchEvent:
     """A timed event of torch's."""
 
     event: torch.cuda.Event
@@ -29,13 +29,13 @@ class CudaEvent:
         self.event.synchronize()
 
     def elapsed_since(self, earlier: Event) -> float:
-        if not isinstance(earlier, CudaEvent):
+        if not isinstance(earlier, TorchEvent):
             raise TypeError(f"{type(earlier).__name__} is another runtime's event")
         return earlier.event.elapsed_time(self.event) * _MILLISECOND
 
 
 @dataclass(frozen=True, slots=True)
-class CudaStream:
+class TorchStream:
     """A stream of torch's."""
 
     stream: torch.cuda.Stream
@@ -43,10 +43,10 @@ class CudaStream:
     def record(self) -> Event:
         event = torch.cuda.Event(enable_timing=True)
         event.record(self.stream)
-        return CudaEvent(event)
+        return TorchEvent(event)
 
     def wait(self, event: Event) -> None:
-        if not isinstance(event, CudaEvent):
+        if not isinstance(event, TorchEvent):
             raise TypeError(f"{type(event).__name__} is another runtime's event")
         self.stream.wait_event(event.event)
 
@@ -57,8 +57,8 @@ class CudaStream:
         return torch.cuda.stream(self.stream)
 
 
-class CudaRuntime:
-    """`DeviceRuntime` of one CUDA device. Graphs are captured on a side stream, as CUDA wants it."""
+class TorchGpuRuntime:
+    """`DeviceRuntime` of one GPU. Graphs are captured on a side stream, as CUDA and HIP want it."""
 
     supports_graphs = True
     asynchronous = True
@@ -98,10 +98,10 @@ class CudaRuntime:
         return torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def new_stream(self) -> Stream:
-        return CudaStream(torch.cuda.Stream(self._torch_device))
+        return TorchStream(torch.cuda.Stream(self._torch_device))
 
     def current_stream(self) -> Stream:
-        return CudaStream(torch.cuda.current_stream(self._torch_device))
+        return TorchStream(torch.cuda.current_stream(self._torch_device))
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self._torch_device)
@@ -138,7 +138,7 @@ class CudaRuntime:
         return join
 
     def new_group(self, ranks: Sequence[int]) -> Any:
-        return process_group(ranks, "nccl")
+        return process_group(ranks, "nccl")  # RCCL has that name too
 
     def generator(self, seed: int) -> torch.Generator:
         return torch.Generator(device=self._torch_device).manual_seed(seed)

@@ -1,0 +1,118 @@
+"""Runs jobs in processes of their own, and makes one report of what they gave."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from k3hal.conform.cross.budgets import problems, unused
+from k3hal.conform.cross.compile import Done, Job, run
+from k3hal.dispatch.packages import INSTALLED
+
+SCHEMA = "k3hal.conform_cross/1"
+FUSION = "TRITON_DEFAULT_FP_FUSION"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was compiled, in the jobs' order; `whole`: with every kernel, so that an allowance nobody needs is wrong."""
+
+    done: tuple[Done, ...]
+    seconds: float
+    whole: bool
+
+    @property
+    def broken(self) -> list[str]:
+        """A line for every failure, broken budget and allowance that is not needed."""
+        lines = [f"{_where(one.job)}: {one.problem}" for one in self.done if one.problem]
+        lines += [
+            f"{_where(one.job)}: {made.kernel} ({made.samples[0]}) {what}"
+            for one in self.done
+            for made in one.kernels
+            for what in problems(made)
+        ]
+        spare = unused(self.done) if self.whole else []
+        return lines + [f"allowances.toml: {a.kernel} on {'/'.join(a.targets)} spills no more" for a in spare]
+
+    def to_json(self) -> dict[str, Any]:
+        kernels = [
+            {
+                **asdict(one.job), "kernel": made.kernel, "samples": made.samples, "decodes": made.decodes,
+                **asdict(made.figures), "problems": list(problems(made)),
+            }
+            for one in self.done
+            for made in one.kernels
+        ]  # fmt: skip
+        refused = [
+            {**asdict(one.job), "sample": sample, "reasons": reasons}
+            for one in self.done
+            for sample, reasons in one.refused
+        ]
+        failed = [{**asdict(one.job), "problem": one.problem} for one in self.done if one.problem]
+        return {
+            "triton": INSTALLED.get("triton"), "seconds": self.seconds, "kernels": kernels, "refused": refused,
+            "failed": failed, "broken": self.broken,
+        }  # fmt: skip
+
+
+def _where(job: Job) -> str:
+    tactic = "" if job.tactic == "default" else f":{job.tactic}"
+    return f"{job.op}, {job.provider}{tactic} on {job.target}"
+
+
+def compile_all(todo: Sequence[Job], processes: int, note: Callable[[int, int, str], None]) -> tuple[Done, ...]:
+    """Every job's result, in order; `note` is told how many of how many are done, and the last one's operator."""
+    context = multiprocessing.get_context("spawn")
+    found: dict[Job, Done] = {}
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=_prepare) as pool:
+        # The longest take as long as all others of their target: they come first.
+        waiting = {pool.submit(run, job) for job in sorted(todo, key=lambda job: job.op not in _LONG)}
+        try:
+            while waiting:
+                ended, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                for one in (future.result() for future in ended):
+                    found[one.job] = one
+                    note(len(found), len(todo), f"{one.job.op} {one.job.target}")
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return tuple(found[job] for job in todo)
+
+
+_LONG = ("mla_decode", "kda_prefill", "attn_res_mix", "mla_prefill", "kda_chunk")
+
+
+def _prepare() -> None:
+    """In a child: one thread, and the fusion of products and sums that every release up to 3.9 has by default."""
+    import torch
+
+    torch.set_num_threads(1)
+    os.environ.setdefault(FUSION, "1")
+
+
+def table(done: Iterable[Done]) -> list[str]:
+    """A Markdown table: the most that any of a kernel's forms takes on each target."""
+    rows: dict[tuple[str, str], dict[str, tuple[int, int, int]]] = {}
+    targets: dict[str, None] = {}
+    for made in (made for one in done for made in one.kernels):
+        key, figures, target = (made.job.op, made.kernel), made.figures, made.job.target
+        taken = (figures.registers, figures.scratch, figures.shared)
+        targets[target] = None
+        old = rows.setdefault(key, {}).get(target, (0, 0, 0))
+        rows[key][target] = (max(old[0], taken[0]), max(old[1], taken[1]), max(old[2], taken[2]))
+    lines = ["| operator | kernel | " + " | ".join(targets) + " |", "|---" * (len(targets) + 2) + "|"]
+    for (op, kernel), of in rows.items():
+        cells = [_cell(of.get(target)) for target in targets]
+        lines.append(f"| `{op}` | `{kernel}` | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _cell(taken: tuple[int, int, int] | None) -> str:
+    if taken is None:
+        return ""
+    registers, scratch, shared = taken
+    return f"{registers}, {shared / 1024:.3g} K" + (f", **{scratch} B**" if scratch else "")
