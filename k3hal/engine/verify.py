@@ -91,4 +91,4 @@ class VerifyDraw:
 def verified_rows(plan: StepPlan, width: int) -> np.ndarray:
     """Where the rows of `StepBatch.logit_rows` are, int64 [R], when every sequence has `width` rows."""
     sampled = plan.sampled.tolist()
-    return np.concatenate([seq * width + np.arange(plan.new_lens[seq]) for seq in sampled])
+    return np.concatenate([seq * width + np.arange(int(plan.new_lens[seq])) for seq in sampled])
