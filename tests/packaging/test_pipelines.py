@@ -52,6 +52,8 @@ def test_help_names_every_argument(vendor: str) -> None:
         (["--quik"], {}, "--quik is not understood"),
         (["--quick", "--bump"], {}, "--quick raises no level"),
         ([], {"INSTALL": "no", "VENV": "/nowhere"}, "/nowhere has no Python"),
+        ([], {"WHEELS": "/nowhere"}, "WHEELS: there is no folder /nowhere"),
+        ([], {"WHEELS": "/", "PYTHON": "no-such-python"}, "PYTHON: there is no no-such-python"),
     ],
 )
 def test_a_mistake_is_refused(words: list[str], environment: dict[str, str], problem: str, tmp_path: Path) -> None:
