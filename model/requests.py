@@ -7,6 +7,8 @@ from k3hal.dispatch.plan import OpRequest
 from k3hal.model.config import ModelConfig
 
 PAGE_TOKENS = 128
+EXPERTS = {"bf16": "moe_experts", "mxfp4": "moe_experts_mxfp4", "int4": "moe_experts_int4"}
+"""The operator of routed experts by their weights' format."""
 
 
 def model_requests(
@@ -63,7 +65,7 @@ def _experts(cfg: ModelConfig, layers: tuple[int, ...], tp: int) -> list[OpReque
         return []
     dims: dict[str, DimValue] = {"experts": cfg.num_experts, "top_k": cfg.top_k, "activation": cfg.activation}
     dims |= {"hidden": cfg.latent_size or cfg.hidden_size, "intermediate": cfg.moe_intermediate_size // tp}
-    op = "moe_experts_mxfp4" if cfg.expert_format == "mxfp4" else "moe_experts"
+    op = EXPERTS[cfg.expert_format]
     if cfg.latent_size is not None:
         op, dims = (
             "latent_moe",

@@ -7,6 +7,7 @@ is filled with NaN; what it forbids is an assertion.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -14,8 +15,7 @@ import torch
 from torch import Tensor
 
 from k3hal.backends.ascend import npu_experts, npu_kda, npu_light, npu_mla
-
-from .torch_ops import Emulator
+from k3hal.dispatch.library import Function
 
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128)
 CHUNK = 64
@@ -273,14 +273,14 @@ def chunk_kda_fwd(
     return out, final, gk, *[empty] * 8, initial_state
 
 
-EMULATORS = {
-    npu_light.RMS_NORM: Emulator(rms_norm, "(Tensor, Tensor)"),
-    npu_light.TOP_K: Emulator(gating_top_k, "(Tensor, Tensor, Tensor)"),
-    npu_mla.SPARSE: Emulator(sparse_flash_attention, "(Tensor, Tensor, Tensor)"),
-    npu_mla.FUSED_DECODE: Emulator(fused_infer_decode, "(Tensor, Tensor)"),
-    npu_mla.FUSED_PREFILL: Emulator(fused_infer_prefill, "(Tensor, Tensor)"),
-    npu_experts.PRODUCT: Emulator(grouped_matmul, "Tensor[]"),
-    npu_kda.RECURRENT: Emulator(recurrent_kda),
-    npu_kda.GATE: Emulator(kda_gate_cumsum),
-    npu_kda.CHUNKS: Emulator(chunk_kda_fwd, f"({', '.join(['Tensor'] * 12)})"),
+EMULATORS: dict[Function, tuple[Callable[..., Any], str]] = {
+    npu_light.RMS_NORM: (rms_norm, "(Tensor, Tensor)"),
+    npu_light.TOP_K: (gating_top_k, "(Tensor, Tensor, Tensor)"),
+    npu_mla.SPARSE: (sparse_flash_attention, "(Tensor, Tensor, Tensor)"),
+    npu_mla.FUSED_DECODE: (fused_infer_decode, "(Tensor, Tensor)"),
+    npu_mla.FUSED_PREFILL: (fused_infer_prefill, "(Tensor, Tensor)"),
+    npu_experts.PRODUCT: (grouped_matmul, "Tensor[]"),
+    npu_kda.RECURRENT: (recurrent_kda, "Tensor"),
+    npu_kda.GATE: (kda_gate_cumsum, "Tensor"),
+    npu_kda.CHUNKS: (chunk_kda_fwd, f"({', '.join(['Tensor'] * 12)})"),
 }

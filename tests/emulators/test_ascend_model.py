@@ -20,6 +20,7 @@ from k3hal.engine import build
 from k3hal.engine.build import build_engine
 from k3hal.model.write import write_preset
 
+from ..modelslim_files import write_slim
 from .ascend_ops import EMULATORS
 from .torch_ops import registered
 
@@ -78,3 +79,14 @@ def test_a_model_gives_the_references_logits(
     assert chosen["mla_decode"] == decoding and chosen["kda_decode"] == "ascend.vllm_ascend"
     assert all(name.startswith("ascend.") or name == "composed" for name in chosen.values()), chosen
     assert {"recurrent_kda", "chunk_kda_fwd", "npu_fused_infer_attention_score", "npu_rms_norm"} <= set(called)
+
+
+def test_a_model_of_modelslims_gives_the_references_logits(tmp_path: Path, pretend: Callable[[str], None]) -> None:
+    folder = write_slim(tmp_path / "slim")
+    good, _ = _logits(folder, "cpu", "*=reference")
+    pretend("ascend_910c")
+    with registered(EMULATORS) as called:
+        logits, chosen = _logits(folder, "npu", None)
+    judged = compare_logits(logits, good, CAPS["bfloat16"])
+    assert judged["status"] == "Pass", judged
+    assert chosen["latent_moe"] == "composed" and "npu_grouped_matmul" in called

@@ -41,7 +41,7 @@ def cuda() -> None:
 @contextmanager
 def loaded(folder: Path, **options: Any) -> Iterator[tuple[LLM, Any, Any]]:
     """Nano in float32 on the device, with its core and its runner."""
-    sizes = {"device": "cuda", "dtype": "float32", "max_model_len": 512, "max_num_seqs": 4, "memory_budget": 2.0}
+    sizes = {"device": "cuda", "dtype": "float32", "max_model_len": 512, "max_num_seqs": 4, "memory_budget": 8.0}
     with LLM(folder, **(sizes | options)) as model:
         core = model._engine.engine.core
         yield model, core, core.runner
