@@ -77,8 +77,9 @@ def _files() -> dict[str, Path]:
     homes = {p.backend: p.fn.__module__ for p in default_registry().providers}
     out: dict[str, Path] = {}
     for backend, home in sorted(homes.items()):
-        package = import_module(home).__package__ or ""
-        out |= {f"{backend}/{name}": Path(str(file)) for name, file in contract_files(package).items()}
+        # A backend that is one module has no folder to keep them in.
+        if package := import_module(home).__package__:
+            out |= {f"{backend}/{name}": Path(str(file)) for name, file in contract_files(package).items()}
     return out
 
 

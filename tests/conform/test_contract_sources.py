@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,6 +20,8 @@ from k3hal.conform.contracts.python import python_parameters
 from k3hal.conform.contracts.schemas import parse_schema, schema_parameters
 from k3hal.conform.contracts.source import opened
 from k3hal.dispatch.contracts import entries_of, parse_library
+from k3hal.dispatch.provider import Provider
+from k3hal.dispatch.registry import Registry
 from k3hal.errors import InputError, UsageError
 
 KERNELS = '''
@@ -256,6 +260,19 @@ def test_the_verb_without_a_source_says_what_is_recorded(contract_file: Path) ->
 def test_the_verb_refuses(contract_file: Path, words: list[str], problem: str) -> None:
     error = _run(*words).exception
     assert isinstance(error, UsageError) and problem in str(error)
+
+
+def test_a_backend_of_one_module_has_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = ModuleType("one_module")
+    one.__package__ = ""
+    monkeypatch.setitem(sys.modules, "one_module", one)
+
+    def scaled() -> None: ...
+
+    scaled.__module__ = "one_module"
+    registry = Registry(providers=[Provider("silu_and_mul", "one", scaled, backend="one")])
+    monkeypatch.setattr("k3hal.dispatch.registry.default_registry", lambda: registry)
+    assert verb._files() == {}
 
 
 def test_the_files_of_the_backends_are_found() -> None:
