@@ -140,7 +140,8 @@ def _dense(q: Tensor, page_table: Tensor, seq_lens: Tensor, kv_cache: Tensor, sc
         mixed, _ = FUSED_DECODE(
             query=queries[..., :LATENT].contiguous(), key=keys, value=keys,
             query_rope=queries[..., LATENT:].contiguous(), key_rope=others.unsqueeze(1),
-            actual_seq_kvlen=at_least_one(lengths_of(seq_lens, part)), block_table=table, num_query_heads=q.shape[1], num_key_value_heads=1,
+            actual_seq_kvlen=at_least_one(lengths_of(seq_lens, part)), block_table=table,
+            num_query_heads=q.shape[1], num_key_value_heads=1,
             softmax_scale=scale, input_layout="BNSD", sparse_mode=DENSE, block_size=kv_cache.shape[1],
         )  # fmt: skip
         out.append(mixed.squeeze(2))

@@ -133,8 +133,8 @@ class NpuRuntime:
         return self._npu.graph_pool_handle()
 
     def capture(self, work: Callable[[], None], pool: Any = None) -> Graph:
-        """Calls with lists of lengths are held where the host tells them (`k3hal.dispatch.host_lengths`), now and around
-        every replay."""
+        """Calls with lists of lengths are held where the host tells them, now and around every replay
+        (`k3hal.dispatch.host_lengths`)."""
         graph, known = self._npu.NPUGraph(), told()
         before = len(known.asked) if known else 0
         # Of this thread alone: another may allocate memory or wait for an event meanwhile.
