@@ -1,7 +1,7 @@
 """Lengths of a step's sequences as the host knows them, for libraries that take them as lists.
 
-The engine knows them before it queues a step. Where it tells them, nobody waits for the device, and a captured graph may
-hold a call that has such a list: its `replay` gives the list of the step at hand.
+The engine knows them before it queues a step. Where it tells them, nobody waits for the device, and a captured graph
+may hold a call that has such a list: its `replay` gives the list of the step at hand.
 """
 
 from __future__ import annotations

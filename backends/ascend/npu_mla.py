@@ -14,7 +14,7 @@ from torch import Tensor
 
 from k3hal.backends.ascend._npu import A2, A3, A5, FUSED, LIBRARY, at_least_one, torch_npu
 from k3hal.backends.ascend._plain import SCRATCH_BYTES, blocks
-from k3hal.dispatch import Answer, Call, provides
+from k3hal.dispatch import Answer, Call, Fault, provides
 from k3hal.dispatch.host_lengths import lengths_of
 from k3hal.dispatch.library import recorded, unless, usable
 from k3hal.dispatch.transforms import PaddedHeads, power_of_two, to_base2, transformed, zeros_elsewhere
@@ -140,7 +140,8 @@ def _dense(q: Tensor, page_table: Tensor, seq_lens: Tensor, kv_cache: Tensor, sc
         mixed, _ = FUSED_DECODE(
             query=queries[..., :LATENT].contiguous(), key=keys, value=keys,
             query_rope=queries[..., LATENT:].contiguous(), key_rope=others.unsqueeze(1),
-            actual_seq_kvlen=at_least_one(lengths_of(seq_lens, part)), block_table=table, num_query_heads=q.shape[1], num_key_value_heads=1,
+            actual_seq_kvlen=at_least_one(lengths_of(seq_lens, part)), block_table=table,
+            num_query_heads=q.shape[1], num_key_value_heads=1,
             softmax_scale=scale, input_layout="BNSD", sparse_mode=DENSE, block_size=kv_cache.shape[1],
         )  # fmt: skip
         out.append(mixed.squeeze(2))
@@ -181,8 +182,24 @@ def _attend(scale: float) -> Attend:
     return attend
 
 
+PREFILL_FAULTS = (
+    Fault(
+        "https://github.com/vllm-project/vllm-ascend/issues/13699",
+        "packed rows without a mask all get the plain mean of the values",
+        packages={"torch-npu": ">=2.10,<2.11"},
+    ),
+)
+
+
 # Lengths are fetched to the host, which packs the batches and hands them on as lists.
-@provides("mla_prefill", name="fused_infer", needs=torch_npu(A2, A3, A5), supports=_supports_prefill, priority=FUSED)
+@provides(
+    "mla_prefill",
+    name="fused_infer",
+    needs=torch_npu(A2, A3, A5),
+    supports=_supports_prefill,
+    priority=FUSED,
+    faults=PREFILL_FAULTS,
+)
 def mla_prefill(
     q: Tensor,
     kv_cache: Tensor,

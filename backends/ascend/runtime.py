@@ -61,21 +61,27 @@ class NpuStream:
         return self.npu.stream(self.stream)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LengthsGraph:
     """A graph with calls whose lengths stand in lists of the host: `parts` says which of them each has, in order."""
 
     graph: Any
     parts: tuple[slice, ...]
+    stream: Callable[[], Stream]
+    ended: Event | None = None
 
     def replay(self) -> None:
-        """Raises `BackendError` where nobody tells the lengths of the step."""
+        """Waits for the replay before, whose lists these would overwrite. Raises `BackendError` where nobody tells the
+        lengths of the step."""
         known = told()
         if known is None:
             raise BackendError("a graph with lists of lengths is replayed, and nobody tells the lengths")
         lists = [at_least_one(known.lengths[part]) for part in self.parts]
+        if self.ended:
+            self.ended.synchronize()
         self.graph.update(cpu_update_input=[{LENGTHS: lengths} for lengths in lists])
         self.graph.replay()
+        self.ended = self.stream().record()
 
 
 class NpuRuntime:
@@ -133,8 +139,8 @@ class NpuRuntime:
         return self._npu.graph_pool_handle()
 
     def capture(self, work: Callable[[], None], pool: Any = None) -> Graph:
-        """Calls with lists of lengths are held where the host tells them (`k3hal.dispatch.host_lengths`), now and around
-        every replay."""
+        """Calls with lists of lengths are held where the host tells them, now and around every replay
+        (`k3hal.dispatch.host_lengths`)."""
         graph, known = self._npu.NPUGraph(), told()
         before = len(known.asked) if known else 0
         # Of this thread alone: another may allocate memory or wait for an event meanwhile.
@@ -142,7 +148,7 @@ class NpuRuntime:
         with self._npu.graph(graph, pool=pool, auto_dispatch_capture=known is not None, capture_error_mode=mode):
             work()
         parts = tuple(known.asked[before:]) if known else ()
-        return LengthsGraph(graph, parts) if parts else graph
+        return LengthsGraph(graph, parts, self.current_stream) if parts else graph
 
     def beside(self, work: Callable[[], Any]) -> Callable[[], Any]:
         """In line: whether a second stream gains anything on an NPU was not measured."""
