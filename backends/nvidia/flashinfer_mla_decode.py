@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from k3hal.backends.nvidia._flashinfer import BLACKWELL, PACKAGE, SINCE_0_6_18, SOURCE, workspace
-from k3hal.backends.nvidia._latents import in_pages_up_to, mla_sizes
-from k3hal.backends.nvidia._library import PRIORITY, Function, unless, usable
+from k3hal.backends.nvidia._flashinfer import BLACKWELL, PACKAGE, SINCE_0_6_18, workspace
+from k3hal.backends.nvidia._latents import mla_sizes
+from k3hal.backends.nvidia._library import PRIORITY
 from k3hal.dispatch import Answer, Call, Needs, provides
+from k3hal.dispatch.library import recorded, unless, usable
+from k3hal.dispatch.transforms import zeros_elsewhere
+from k3hal.dispatch.transforms.pages import in_pages_up_to
 
 NEEDS = Needs(packages={PACKAGE: SINCE_0_6_18}, dtypes=("bfloat16",), arch=BLACKWELL)
 NOPE = 128
-DECODE = Function(
-    "flashinfer.mla",
-    "trtllm_batch_decode_with_kv_cache_mla",
+DECODE = recorded(
+    __name__, "flashinfer-python", "flashinfer.mla:trtllm_batch_decode_with_kv_cache_mla",
     (
-        "query", "kv_cache", "workspace_buffer", "qk_nope_head_dim", "kv_lora_rank", "qk_rope_head_dim",
-        "block_tables", "seq_lens", "max_seq_len", "bmm1_scale", "bmm2_scale", "backend",
+        "query", "kv_cache", "workspace_buffer", "qk_nope_head_dim", "kv_lora_rank", "qk_rope_head_dim", "block_tables",
+        "seq_lens", "max_seq_len", "bmm1_scale", "bmm2_scale", "backend",
     ),
-    SOURCE,
 )  # fmt: skip
 _TILES = ((8, 8), (32, 16))
 """Up to so many heads, the compiled kernels' rows of heads; 64 beyond."""
@@ -62,7 +62,7 @@ def _decoded(
         seq_lens=seq_lens, max_seq_len=page_table.shape[1] * kv_cache.shape[1], bmm1_scale=scale, bmm2_scale=1.0,
         backend=backend,
     )  # fmt: skip
-    return torch.where((seq_lens > 0).view(-1, 1, 1), out.squeeze(1), 0.0)
+    return zeros_elsewhere(seq_lens > 0, out.squeeze(1))
 
 
 @provides("mla_decode", name="flashinfer", needs=NEEDS, supports=_supports, priority=PRIORITY)
