@@ -16,6 +16,7 @@ from k3hal.bench.slice_calls import CallRecorder
 from k3hal.bench.slice_engine import engine_steps
 from k3hal.bench.slice_figures import Known, Meter
 from k3hal.bench.slice_modelled import modelled
+from k3hal.bench.slice_returning import returning_prompts
 from k3hal.bench.slice_tables import why_not
 from k3hal.bench.slice_times import SliceTimer
 from k3hal.bench.slice_work import Space, Work, decode_batches, kinds_of, prefill_batch
@@ -42,8 +43,8 @@ Say = Callable[[str], None]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceBench:
     """What to measure. `options` are the engine's; `collective_us` is what one collective takes in the modelled
-    figures; `engine_prompt` tokens of each prompt in real steps of the engine, 0 for none of them; no row begins later
-    than `limit` seconds after the start."""
+    figures; `engine_prompt` tokens of each prompt in real steps of the engine, 0 for none of them; `cached_prefix`
+    tokens of prompts that come again with other tails; no row begins later than `limit` seconds after the start."""
 
     model: str = "k3-slice:4@tp8"
     batch: tuple[int, ...] = (1, 8, 64, 256)
@@ -52,14 +53,16 @@ class SliceBench:
     collective_us: float = 12.0
     operators: bool = True
     engine_prompt: int = 256
+    cached_prefix: tuple[int, ...] = ()
     seconds: float = 0.05
     limit: float = 86_400.0
     options: EngineOptions = dataclasses.field(default_factory=EngineOptions)
 
     def __post_init__(self) -> None:
-        for name in ("batch", "context", "prefill"):
+        for name in ("batch", "context", "prefill", "cached_prefix"):
             if any(value < 1 for value in getattr(self, name)):
-                raise UsageError(f"--{name} needs numbers of at least 1", hint=f"like --{name} 8,64")
+                flag = f"--{name.replace('_', '-')}"
+                raise UsageError(f"{flag} needs numbers of at least 1", hint=f"like {flag} 8,64")
         if not self.batch or not (self.context or self.prefill):
             raise UsageError("there is nothing to measure", hint="give --batch and --context, or --prefill")
         if not 0 <= self.collective_us < 1e6:
@@ -83,6 +86,7 @@ def bench_slice(settings: SliceBench, say: Say) -> dict[str, Any]:
     seconds = time.perf_counter() - begun
     say(f"built in {seconds:.1f} s; {built.memory}")
     steps = engine_steps(built, settings.batch, settings.engine_prompt, runtime, say) if settings.engine_prompt else []
+    returning = returning_prompts(built, settings.cached_prefix, runtime, say)
     built.engine.close()
     # Timing takes memory beside the engine's, of what its budget leaves.
     runtime.limit(runtime.memory().total)
@@ -113,6 +117,7 @@ def bench_slice(settings: SliceBench, say: Say) -> dict[str, Any]:
         "decode": decode,
         "prefill": prefill,
         "engine": steps,
+        "returning": returning,
         "modelled": whole,
     }
 
@@ -208,8 +213,8 @@ def _model_facts(source: Checkpoint | GeneratedModel, model: K3Model, weights: i
 
 
 def _settings(settings: SliceBench, built: BuiltEngine) -> dict[str, Any]:
-    names = ("batch", "context", "prefill", "collective_us", "operators", "engine_prompt", "seconds", "limit")
-    out: dict[str, Any] = {name: getattr(settings, name) for name in names}
+    fields = (field.name for field in dataclasses.fields(SliceBench))
+    out: dict[str, Any] = {name: getattr(settings, name) for name in fields if name not in ("model", "options")}
     options = {name: getattr(settings.options, name) for name in ("memory_budget", "async_depth", "graphs")}
     return {**out, **options, "max_num_batched_tokens": built.engine.info.max_num_batched_tokens}
 

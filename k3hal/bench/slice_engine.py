@@ -12,7 +12,7 @@ from k3hal.bench.engine import draw_prompts
 from k3hal.bench.spread import Spread
 from k3hal.dispatch.runtime import DeviceRuntime
 from k3hal.engine.build import BuiltEngine
-from k3hal.engine.interface import EngineRequest
+from k3hal.engine.interface import EngineOutput, EngineRequest
 from k3hal.engine.step_times import StepTimes
 from k3hal.errors import UnsupportedError
 from k3hal.sampling_params import SamplingParams
@@ -47,15 +47,12 @@ def _measured(
     try:
         seconds = _prefilled(built, prompts)
         for _ in range(_WARM):
-            _step(built)
+            step(built)
         if not timed:
             return {}
         steps, times = _timed(built, runtime)
     finally:
-        core.abort_all()
-        while core.has_work:
-            core.step()
-        runtime.synchronize()
+        end_all(built, runtime)
     host = {part: median(getattr(times, part)) for part in ("schedule", "launch", "wait", "deliver")}
     return {
         "batch": len(prompts),
@@ -70,6 +67,15 @@ def _measured(
     }
 
 
+def end_all(built: BuiltEngine, runtime: DeviceRuntime) -> None:
+    """End every request; what was launched is over afterwards."""
+    core = built.engine.core
+    core.abort_all()
+    while core.has_work:
+        core.step()
+    runtime.synchronize()
+
+
 def _prefilled(built: BuiltEngine, prompts: Sequence[list[int]]) -> float:
     """Seconds until each of `prompts` has its first token."""
     # Steps planned ahead, and prompts that end in different steps, take some more.
@@ -79,7 +85,7 @@ def _prefilled(built: BuiltEngine, prompts: Sequence[list[int]]) -> float:
         built.engine.core.add(EngineRequest(f"slice-{index}", prompt, params))
     decoding: set[str] = set()
     while len(decoding) < len(prompts):
-        decoding |= set(_step(built))
+        decoding |= {output.request_id for output in step(built) if output.token_ids}
     return time.perf_counter() - begun
 
 
@@ -91,17 +97,17 @@ def _timed(built: BuiltEngine, runtime: DeviceRuntime) -> tuple[list[float], Ste
     try:
         for _ in range(_TIMED):
             begun = time.perf_counter()
-            _step(built)
+            step(built)
             steps.append(time.perf_counter() - begun)
     finally:
         built.engine.core.timings = built.runner.timings = None
     return steps, times
 
 
-def _step(built: BuiltEngine) -> list[str]:
-    """One step; the requests that got tokens in it."""
+def step(built: BuiltEngine) -> list[EngineOutput]:
+    """One step, and what came of it. Raises `UnsupportedError` when a request failed."""
     outputs = built.engine.core.step()
     failed = next((output.error for output in outputs if output.finish_reason == "error"), None)
     if failed:
         raise UnsupportedError(f"the engine failed during the measurement: {failed}")
-    return [output.request_id for output in outputs if output.token_ids]
+    return list(outputs)

@@ -9,8 +9,8 @@ from k3hal.bench.tables import Table, where
 
 
 def slice_tables(report: Mapping[str, Any]) -> list[Table]:
-    """Decode, prefill, what is far from its floor, real steps of the engine, and the modelled whole."""
-    makers = (_decode, _prefill, _operators, _engine, _modelled)
+    """Decode, prefill, what is far from its floor, real steps of the engine, returning prompts, and the modelled whole."""
+    makers = (_decode, _prefill, _operators, _engine, _returning, _modelled)
     return [table for maker in makers if (table := maker(report)) is not None]
 
 
@@ -143,6 +143,22 @@ def _engine(report: Mapping[str, Any]) -> Table | None:
         where(report),
     ]
     return Table(f"slice engine {report['model']['name']} {report['dtype']}", title, header, cells, notes)
+
+
+def _returning(report: Mapping[str, Any]) -> Table | None:
+    # Reports made before this was measured have no such rows.
+    rows = report.get("returning")
+    if not rows:
+        return None
+    cells = []
+    for row in rows:
+        taken = {name: f"{1e3 * row['first_token'][name]:.2f}" for name in ("median", "min", "max")}
+        spread = f"{taken['median']} ({taken['min']} to {taken['max']})"
+        cells.append((words(row["tokens"]), f"{1e3 * row['cold']:.2f}", str(row["cached"]), spread))
+    header = ("prompt", "first token ms", "cached when it returns", "first token ms then (least to most)")
+    title = f"{_head(report)}: prompts whose head was answered before, one at a time"
+    notes = [f"Each comes with {rows[0]['tail']} other tokens at its end.", where(report)]
+    return Table(f"slice returning {report['model']['name']} {report['dtype']}", title, header, cells, notes)
 
 
 def _modelled(report: Mapping[str, Any]) -> Table | None:

@@ -37,6 +37,9 @@ Operators = Annotated[bool, typer.Option("--operators/--no-operators", help="Als
 EnginePrompt = Annotated[
     int, typer.Option(metavar="N", help="Prompt tokens in real steps of the engine; 0: none of them.")
 ]
+CachedPrefix = Annotated[
+    str, typer.Option(metavar="N,...", help="Tokens of prompts that come again with other tails.  Empty: none.")
+]
 AsyncDepth = Annotated[int | None, typer.Option(metavar="N", help="Steps of the engine planned at once.")]
 SecondsEach = Annotated[float, typer.Option(metavar="S", help="To spend on each timing on a CPU.")]
 Limit = Annotated[float, typer.Option(metavar="S", help="Begin no row of the tables after that.")]
@@ -54,6 +57,7 @@ def bench_slice(
     collective_us: CollectiveUs = 12.0,
     operators: Operators = True,
     engine_prompt: EnginePrompt = 256,
+    cached_prefix: CachedPrefix = "",
     async_depth: AsyncDepth = None,
     graphs: Graphs = None,
     seconds: SecondsEach = 0.05,
@@ -87,7 +91,7 @@ def bench_slice(
         device=device, dtype=dtype, kv_cache_dtype=kv_cache_dtype, ops=ops, plan=plan, memory_budget=memory_budget,
         max_num_batched_tokens=max_num_batched_tokens, async_depth=async_depth, graphs=graphs,
     )  # fmt: skip
-    sizes = {"batch": batch, "context": context, "prefill": prefill}
+    sizes = {"batch": batch, "context": context, "prefill": prefill, "cached_prefix": cached_prefix}
     settings = SliceBench(
         model=model,
         collective_us=collective_us,
@@ -125,6 +129,6 @@ def _numbers(flag: str, text: str) -> tuple[int, ...]:
     for word in filter(None, (word.strip() for word in text.split(","))):
         match = re.fullmatch(r"(\d{1,9})([kM]?)", word, re.ASCII)
         if not match:
-            raise UsageError(f"--{flag} is {text!r}", hint="it takes numbers like 8,64k,1M")
+            raise UsageError(f"--{flag.replace('_', '-')} is {text!r}", hint="it takes numbers like 8,64k,1M")
         out.append(int(match[1]) * _UNITS[match[2].lower()])
     return tuple(out)

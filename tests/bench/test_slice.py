@@ -122,9 +122,21 @@ def test_a_slice_without_attention_over_latents(bench: Run, monkeypatch: pytest.
 
 def test_tables_and_other_models(bench: Run) -> None:
     sizes = ("--batch", "2", "--context", "64", "--prefill", "", "--engine-prompt", "0", "--no-operators")
-    code, out, _ = bench("random:nano", *sizes, "--markdown")
-    assert code == 0 and "| sequences | context | kda dense | kda | mla | ends | step | launch | tokens/s |" in out
+    code, out, _ = bench("random:nano", *sizes, "--markdown", "--cached-prefix", "64")
+    assert code == 0 and "| prompt | first token ms | cached when it returns |" in out
+    assert "| sequences | context | kda dense | kda | mla | ends | step | launch | tokens/s |" in out
     assert "MODELLED" not in out and "operators by themselves" not in out
+
+
+def test_prompts_that_return_find_their_head_in_the_cache(bench: Run) -> None:
+    sizes = ("--batch", "1", "--context", "64", "--prefill", "", "--engine-prompt", "0", "--no-operators")
+    code, out, _ = bench("random:nano", *sizes, "--cached-prefix", "256,300", "--json")
+    whole, partial = json.loads(out)["returning"]
+    assert code == 0 and (whole["tokens"], partial["tokens"]) == (256, 300)
+    assert whole["cached"] == 256 and 256 <= partial["cached"] <= 300
+    for row in (whole, partial):
+        assert 0 < row["first_token"]["min"] <= row["first_token"]["median"] <= row["first_token"]["max"]
+        assert row["cold"] > 0
 
 
 @pytest.mark.usefixtures("slice_model")
@@ -151,6 +163,8 @@ def test_the_modelled_table_says_what_it_is(bench: Run) -> None:
         (("--context", "4K"), "--context is '4K'"),
         (("--context", "-4"), "--context is '-4'"),
         (("--prefill", "8k,x"), "--prefill is '8k,x'"),
+        (("--cached-prefix", "8k,x"), "--cached-prefix is '8k,x'"),
+        (("--cached-prefix", "0"), "--cached-prefix needs numbers of at least 1"),
         (("--collective-us", "-1"), "--collective-us is -1"),
         (("--collective-us", "nan"), "--collective-us is nan"),
         (("--save", "x.txt"), "not a .json or .md file"),

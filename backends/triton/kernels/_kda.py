@@ -10,6 +10,7 @@ import triton.language as tl
 
 from k3hal.backends.triton.kernels.programs import is_amd
 
+
 def at_most(registers: int, device: torch.device) -> Mapping[str, int]:
     """A launch's limit of registers a thread, for more programs at a time on a multiprocessor. Not for AMD."""
     return {} if is_amd(device) else {"maxnreg": registers}
