@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from k3hal.backends.nvidia._library import PRIORITY
-from k3hal.dispatch import Answer, Call, Needs, provides
+from k3hal.dispatch import Answer, Call, Fault, Needs, provides
 from k3hal.dispatch.library import recorded, unless, usable
 from k3hal.dispatch.transforms import KeptNullSlot, gathered_states, live_rows, transformed, write_back, zeros_elsewhere
 
@@ -28,6 +28,20 @@ CHUNK = recorded(
         "state_v_first", "cu_seqlens",
     ),
 )  # fmt: skip
+# Both are of forward kernels of chunks, on the B200.
+CHUNK_FAULTS = (
+    Fault(
+        "https://github.com/fla-org/flash-linear-attention/issues/639",
+        "chunk_kda reads memory that is not its own",
+        arch=("sm_100", "sm_103"),
+    ),
+    Fault(
+        "https://github.com/fla-org/flash-linear-attention/issues/913",
+        "chunks' products are NaN from 1024 programs on",
+        packages={"fla-core": "<=0.5", "triton": "<=3.7.0"},
+        arch=("sm_100", "sm_103"),
+    ),
+)
 
 
 def _head_dim(call: Call) -> str | None:
@@ -89,5 +103,11 @@ def _tactics(call: Call) -> Mapping[str, Callable[..., Tensor]]:
 
 # It makes a list of chunks on the host, from lengths that it fetches.
 kda_chunk = provides(
-    "kda_chunk", name="fla", needs=NEEDS, supports=_supports_chunk, priority=PRIORITY, tactics=_tactics
+    "kda_chunk",
+    name="fla",
+    needs=NEEDS,
+    supports=_supports_chunk,
+    priority=PRIORITY,
+    tactics=_tactics,
+    faults=CHUNK_FAULTS,
 )(_chunk(bounded=False))

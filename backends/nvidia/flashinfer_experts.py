@@ -10,7 +10,7 @@ from torch import Tensor
 
 from k3hal.backends.nvidia._flashinfer import PACKAGE, SINCE_0_7_2
 from k3hal.backends.nvidia._library import PRIORITY
-from k3hal.dispatch import Answer, Call, Needs, provides
+from k3hal.dispatch import Answer, Call, Fault, Needs, provides
 from k3hal.dispatch.library import recorded, usable
 from k3hal.dispatch.transforms.layouts import up_first
 
@@ -30,6 +30,14 @@ FOLD = recorded(
     __name__, "flashinfer-python", "flashinfer.fused_moe.prepare:interleave_moe_scales_for_sm90_mixed_gemm",
     ("scales", "group_size"),
 )  # fmt: skip
+FAULTS = (
+    Fault(
+        "https://github.com/flashinfer-ai/flashinfer/pull/4597",
+        "the number of SiTU runs another activation",
+        packages={PACKAGE: "<0.7"},
+        dims={"activation": ("situ",)},
+    ),
+)
 ACTIVATIONS = {"silu": 3, "situ": 10}
 """Their numbers in the library's enumeration: SwiGLU, and SiTU with its two scales."""
 _MXFP4_GROUP = 32
@@ -98,6 +106,7 @@ def _fused(
     prepare=_prepared_mxfp4,
     priority=PRIORITY,
     mxfp4="w4a16",
+    faults=FAULTS,
 )
 def moe_experts_mxfp4(
     x: Tensor,
@@ -123,6 +132,7 @@ def moe_experts_mxfp4(
     supports=_supports_plain,
     prepare=_prepared,
     priority=PRIORITY,
+    faults=FAULTS,
 )
 def moe_experts(
     x: Tensor,

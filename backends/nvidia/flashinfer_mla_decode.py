@@ -7,7 +7,7 @@ from torch import Tensor
 from k3hal.backends.nvidia._flashinfer import BLACKWELL, PACKAGE, SINCE_0_6_18, workspace
 from k3hal.backends.nvidia._latents import mla_sizes
 from k3hal.backends.nvidia._library import PRIORITY
-from k3hal.dispatch import Answer, Call, Needs, provides
+from k3hal.dispatch import Answer, Call, Fault, Needs, provides
 from k3hal.dispatch.library import recorded, unless, usable
 from k3hal.dispatch.transforms import zeros_elsewhere
 from k3hal.dispatch.transforms.pages import in_pages_up_to
@@ -25,6 +25,13 @@ _TILES = ((8, 8), (32, 16))
 """Up to so many heads, the compiled kernels' rows of heads; 64 beyond."""
 PAGES, CUTE_PAGES = (32, 64), (128, 64, 32, 16)
 CUTE_HEADS = 128
+FAULTS = (
+    Fault(
+        "https://github.com/flashinfer-ai/flashinfer/issues/3130",
+        "everything is zero where page numbers are large",
+        packages={PACKAGE: "<=0.6.8.post1"},
+    ),
+)
 
 
 def _whole_rows(call: Call) -> str | None:
@@ -65,7 +72,7 @@ def _decoded(
     return zeros_elsewhere(seq_lens > 0, out.squeeze(1))
 
 
-@provides("mla_decode", name="flashinfer", needs=NEEDS, supports=_supports, priority=PRIORITY)
+@provides("mla_decode", name="flashinfer", needs=NEEDS, supports=_supports, priority=PRIORITY, faults=FAULTS)
 def mla_decode(q: Tensor, kv_cache: Tensor, page_table: Tensor, seq_lens: Tensor, scale: float, kv_lora: int) -> Tensor:
     """See the operator."""
     return _decoded(q, kv_cache, page_table, seq_lens, scale, kv_lora, "trtllm-gen", PAGES[-1])
@@ -78,6 +85,7 @@ def mla_decode(q: Tensor, kv_cache: Tensor, page_table: Tensor, seq_lens: Tensor
     needs=Needs(packages={PACKAGE: SINCE_0_6_18, "nvidia-cutlass-dsl": ""}, dtypes=("bfloat16",), arch=BLACKWELL),
     supports=_supports_cute,
     priority=PRIORITY,
+    faults=FAULTS,
 )
 def mla_decode_cute(
     q: Tensor, kv_cache: Tensor, page_table: Tensor, seq_lens: Tensor, scale: float, kv_lora: int

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from k3hal.backends.nvidia._flashinfer import BLACKWELL, PACKAGE, SINCE_0_6_18, SINCE_0_7_2, workspace
 from k3hal.backends.nvidia._library import PRIORITY
-from k3hal.dispatch import Answer, Call, Needs, provides
+from k3hal.dispatch import Answer, Call, Fault, Needs, provides
 from k3hal.dispatch.library import recorded, unless, usable
 from k3hal.dispatch.transforms.ragged import Batch, attention_over_cache
 
@@ -38,6 +38,13 @@ RUN = recorded(
     __name__, "flashinfer-python", "flashinfer.prefill:BatchPrefillWithRaggedKVCacheWrapper.run",
     ("self", "q", "k", "v", "return_lse", "lse_base"),
 )  # fmt: skip
+RAGGED_FAULTS = (
+    Fault(
+        "https://github.com/flashinfer-ai/flashinfer/issues/4451",
+        "rows whose scores are all below -5e4 are zero",
+        packages={PACKAGE: "<=0.6.18"},
+    ),
+)
 
 
 def _odd_sizes(call: Call) -> list[str]:
@@ -105,6 +112,7 @@ def _wrapper(device: torch.device) -> Any:
     needs=Needs(packages={PACKAGE: SINCE_0_7_2}, dtypes=("bfloat16",), arch=("sm_90",)),
     supports=_supports_wrapper,
     priority=PRIORITY,
+    faults=RAGGED_FAULTS,
 )
 def mla_prefill_ragged(
     q: Tensor,
