@@ -23,7 +23,7 @@ OFF = ("0", "false", "no", "off")
 
 def switch(ending: str = "") -> Forbidden:
     """vLLM's switches of one use of AITER, which users of ROCm set already: 0 keeps an adapter from it too."""
-    return {name: OFF for name in dict.fromkeys((MASTER, MASTER + ending))}
+    return dict.fromkeys(dict.fromkeys((MASTER, MASTER + ending)), OFF)
 
 
 def usable_as_switched(

@@ -46,8 +46,11 @@ def _supports(call: Call) -> Answer:
     return usable_as_switched(
         call,
         (FUSED, WEIGHTS, SCALES),
-        switch("_MOE") | PRECISION,
-        *(unless(n % _MULTIPLE == 0, f"needs {name} a multiple of {_MULTIPLE}, this is {n}") for name, n in sizes.items()),
+        {**switch("_MOE"), **PRECISION},
+        *(
+            unless(n % _MULTIPLE == 0, f"needs {name} a multiple of {_MULTIPLE}, this is {n}")
+            for name, n in sizes.items()
+        ),
         unless(activation == "situ", f"needs activation situ, this is {activation}"),
     )
 

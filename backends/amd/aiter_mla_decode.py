@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from k3hal.backends.amd._aiter import CDNA, LIBRARY, PACKAGE, PRIORITY, switch, usable_as_switched
-from k3hal.dispatch import Answer, Call, Needs, provides
+from k3hal.dispatch import Answer, Call, Fault, Needs, provides
 from k3hal.dispatch.library import recorded, unless
 from k3hal.dispatch.transforms import PaddedHeads, transformed, zeros_elsewhere
 from k3hal.dispatch.transforms.pages import in_pages_up_to
@@ -20,6 +20,13 @@ DECODE = recorded(
     ),
 )  # fmt: skip
 LATENT, ROPE, MOST_HEADS = 512, 64, 128
+FAULTS = (
+    Fault(
+        "https://github.com/vllm-project/vllm/issues/51232",
+        "no kernel is found for 12 heads over a cache in fp8",
+        dims={"kv_dtype": ("float8_e4m3fn",)},
+    ),
+)
 
 
 def _tile(heads: int) -> int:
@@ -41,7 +48,7 @@ def _supports(call: Call) -> Answer:
 
 
 # Whether its scratch, which it allocates in every call, may be captured was not seen.
-@provides("mla_decode", name="aiter", needs=NEEDS, supports=_supports, priority=PRIORITY)
+@provides("mla_decode", name="aiter", needs=NEEDS, supports=_supports, priority=PRIORITY, faults=FAULTS)
 def mla_decode(q: Tensor, kv_cache: Tensor, page_table: Tensor, seq_lens: Tensor, scale: float, kv_lora: int) -> Tensor:
     """See the operator. The library sees pages of one token, which all its kernels take.
 

@@ -26,7 +26,7 @@ from k3hal.conform.cross.targets import TARGETS
 from k3hal.dispatch.describe import describe
 from k3hal.dispatch.packages import INSTALLED
 from k3hal.dispatch.registry import default_registry, get_operator
-from k3hal.dispatch.stand_in import machine_of_meta, standing_in
+from k3hal.dispatch.stand_in import stand_in, standing_in
 
 ROOT = Path(__file__).parents[2]
 with_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
@@ -152,10 +152,24 @@ def test_a_target_stands_for_a_machine_of_its_vendor(name: str) -> None:
     assert (device.vendor, device.arch, device.present) == (target.vendor, name, False)
     assert str(device.arch_number) == name.strip("gfxsm_")
     assert describe(target.machine).vendor == target.vendor
-    with pytest.raises(RuntimeError, match="no machine stands behind it"):
-        machine_of_meta()
     with standing_in(target.stand_in):
-        assert machine_of_meta().properties["max_shared_mem"] == target.shared_memory
+        assert stand_in() == target.stand_in
+        assert target.stand_in.properties["max_shared_mem"] == target.shared_memory
+    assert stand_in() is None
+
+
+@with_triton
+def test_kernels_ask_the_machine_that_tensors_stand_for() -> None:
+    from k3hal.backends.triton.kernels import programs
+
+    meta, cpu = torch.device("meta"), torch.device("cpu")
+    with pytest.raises(RuntimeError, match="no machine stands behind it"):
+        programs.arch(meta)
+    assert programs.arch(cpu) == "" and programs.shared_memory(cpu) == programs.INTERPRETED["max_shared_mem"]
+    with standing_in(TARGETS["gfx942"].stand_in):
+        for device in (meta, cpu):
+            assert programs.is_amd(device) and programs.shared_memory(device) == 64 << 10
+            assert programs.resident(device, 2) == 608
 
 
 def test_every_triton_provider_has_a_job_for_every_target() -> None:

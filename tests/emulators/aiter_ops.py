@@ -144,7 +144,9 @@ def fused_moe(
 def _weights(codes: Tensor, scales: Tensor) -> list[Tensor]:
     """fp32 [N, K] of each expert."""
     experts, rows, half = codes.shape
-    plain = _undone(codes.view(torch.uint8), lambda x: shuffle_weight_a16w4(src=x, NLane=16, gate_up=False), codes.shape)
+    plain = _undone(
+        codes.view(torch.uint8), lambda x: shuffle_weight_a16w4(src=x, NLane=16, gate_up=False), codes.shape
+    )
     shape = (experts * rows, scales.shape[-1])
     bytes_ = _undone(
         scales.view(torch.uint8), lambda x: shuffle_scale_a16w4(src=x, experts_cnt=experts, gate_up=False), shape
@@ -169,10 +171,9 @@ def fused_recurrent_kda_packed_decode(
     out.fill_(torch.nan)
     live = ssm_state_indices > 0
     taps = conv_weight.transpose(1, 2).reshape(3 * heads * dim, width)
-    rows = (x[live] for x in (mixed_qkv, g, beta, out_gate))
     made = kda_decode(
-        *rows, taps, A_log, dt_bias, norm_weight, conv_state.transpose(1, 2), initial_state,
-        ssm_state_indices[live], lower_bound, norm_eps,
+        mixed_qkv[live], g[live], beta[live], out_gate[live], taps, A_log, dt_bias, norm_weight,
+        conv_state.transpose(1, 2), initial_state, ssm_state_indices[live], lower_bound, norm_eps,
     )  # fmt: skip
     out[live] = made.unflatten(1, (heads, dim))
     return out
@@ -185,7 +186,7 @@ def chunk_kda(
 ) -> tuple[Tensor, None]:  # fmt: skip
     """[1, T, H, 128] with rows at multiples of 16 bytes. Sequences whose slot the pool does not have are passed over;
     one without tokens has no state to read."""
-    heads, dim = q.shape[2:]
+    dim = q.shape[3]
     assert dim == 128 and -5.5 <= lower_bound < 0 and scale == dim**-0.5 and state_cache.dtype is torch.float32
     for x in (q, k, v, g, out_gate, out):
         assert x.shape == q.shape and x.stride()[2:] == (dim, 1) and x.stride(1) % 8 == 0
@@ -256,5 +257,5 @@ def _strict(function: Function, emulator: Callable[..., Any], called: list[str])
         called.append(function.name)
         return emulator(**arguments)
 
-    call.__signature__ = signature  # type: ignore[attr-defined]
+    call.__signature__ = signature
     return call

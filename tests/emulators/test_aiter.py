@@ -146,6 +146,7 @@ def _on(machine: str, op: str, dtype: str = "bfloat16", **dims: Any) -> Call:
         ("mla_decode", "mi300x", {"heads": 96}, ""),
         ("mla_decode", "mi355x", {"heads": 144}, "needs heads up to 128, these are 144"),
         ("mla_decode", "mi355x", {"kv_dtype": "float8_e4m3fn"}, "needs kv_dtype bfloat16, this is float8_e4m3fn"),
+        ("mla_decode", "mi300x", {"kv_dtype": "float8_e4m3fn"}, "https://github.com/vllm-project/vllm/issues/51232"),
         ("mla_decode", "mi355x", {"kv_lora": 256}, "needs kv_lora 512 and rope_dim 64"),
         ("mla_prefill", "mi325x", {"kv_dtype": "float8_e4m3fn"}, ""),
         ("mla_prefill", "mi355x", {"v_dim": 64}, "needs v_dim 128, this is 64"),
