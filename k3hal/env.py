@@ -27,6 +27,7 @@ VARIABLES: dict[str, Variable] = {
     "K3HAL_SHADOW": Variable('Run references beside providers: "GLOB[:rate]", such as "kda_*:0.01".'),
     "K3HAL_TACTICS": Variable("off runs every provider's default tactic, whatever tuning found.", ("on", "off")),
     "K3HAL_OPS": Variable('Provider overrides as in --ops, such as "kda_decode=triton,mla_*=flashinfer".'),
+    "K3HAL_VLLM": Variable("0 leaves vLLM as it is where k3hal is installed beside it.", ("0", "1")),
 }
 
 

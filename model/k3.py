@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -41,11 +41,13 @@ class K3Model:
         cfg = build.cfg
         self.cfg, self.num_blocks = cfg, block_count(cfg)
         self.embed = build.ops.fn("embed")
-        self.embedding = build.reader.get(f"{cfg.prefix}embed_tokens.weight", shard=build.parallel.column())
+        self.embedding = build.reader.get(f"{cfg.prefix}embed_tokens.weight")
         self.layers = [Layer(build, i) for i in range(cfg.num_layers)]
         self.final = final_join(build)
-        head = build.reader.get(cfg.lm_head_name, shard=build.parallel.column())
-        self.head = build.linear(head, op="linear_fp32")
+        self.norm = build.ops.fn("rms_norm")
+        part = build.parallel.vocabulary(cfg.vocab_size)
+        self.head = build.linear(build.reader.get(cfg.lm_head_name, shard=part), op="linear_fp32")
+        self.put_together = build.parallel.put_together if part else None
 
     @classmethod
     def load(
@@ -58,8 +60,13 @@ class K3Model:
         dtype: torch.dtype = torch.bfloat16,
         parallel: ParallelPlan | None = None,
     ) -> K3Model:
-        """Read every weight once, fused as the operators want. `dtype` is the activation and dense-weight dtype."""
-        return cls(Build(cfg, ops, reader, torch.device(device), dtype, parallel or ParallelPlan()))
+        """Read every weight once, fused as the operators want. `dtype` is the activation and dense-weight dtype.
+
+        Raises `UnsupportedError` for a model that does not divide over the ranks of `parallel`.
+        """
+        parallel = parallel or ParallelPlan()
+        parallel.check(cfg)
+        return cls(Build(cfg, ops, reader, torch.device(device), dtype, parallel))
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, cache: CacheViews, aux_layers: Collection[int] = ()) -> Tensor:
@@ -71,13 +78,30 @@ class K3Model:
         self, batch: StepBatch, cache: CacheViews, aux_layers: Collection[int]
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Also the raw residual stream [T, D] after each of `aux_layers`, which a DSpark draft reads (spec §8.3)."""
-        stream = Stream.start(self.embed(batch.token_ids, self.embedding), self.num_blocks)
+        stream, delta, aux = self._run(batch.token_ids, [batch] * len(self.layers), cache, aux_layers)
+        return self.final(stream, delta), aux
+
+    @torch.inference_mode()
+    def forward_unnormed(self, token_ids: Tensor, batches: Sequence[StepBatch], cache: CacheViews) -> Tensor:
+        """Hidden states [T, D] before the final norm, which `normed` applies; advances the cache.
+
+        `batches` has the step as each layer sees it: where layers keep their states in different slots.
+        """
+        stream, delta, _ = self._run(token_ids, batches, cache, ())
+        return self.final.unnormed(stream, delta)
+
+    def _run(
+        self, token_ids: Tensor, batches: Sequence[StepBatch], cache: CacheViews, aux_layers: Collection[int]
+    ) -> tuple[Stream, Tensor, dict[int, Tensor]]:
+        """All layers, but not the final join."""
+        stream = Stream.start(self.embed(token_ids, self.embedding), self.num_blocks)
         delta, aux = None, {}
-        for i, layer in enumerate(self.layers):
+        for i, (layer, batch) in enumerate(zip(self.layers, batches, strict=True)):
             delta = layer(stream, delta, batch, cache)
             if i in aux_layers:
                 aux[i] = stream.prefix + delta
-        return self.final(stream, delta), aux
+        assert delta is not None
+        return stream, delta, aux
 
     @torch.inference_mode()
     def commit(self, batch: StepBatch, cache: CacheViews, kept: Tensor) -> None:
@@ -92,6 +116,12 @@ class K3Model:
                 layer.attention.drafts.commit(kept, batch.verify, cache.conv[index], cache.state[index])
 
     @torch.inference_mode()
+    def normed(self, hidden: Tensor) -> Tensor:
+        """The final norm of rows [R, D] of `forward_unnormed`."""
+        return self.norm(hidden, self.final.weight, self.cfg.rms_norm_eps, None)
+
+    @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Final-normed hidden [R, D] to fp32 logits [R, vocab]."""
-        return self.head(hidden)
+        logits = self.head(hidden)
+        return logits if self.put_together is None else self.put_together(logits)

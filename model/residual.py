@@ -30,7 +30,13 @@ class Stream:
 
 
 class Join(Protocol):
+    weight: Tensor
+
     def __call__(self, stream: Stream, delta: Tensor | None) -> Tensor: ...
+
+    def unnormed(self, stream: Stream, delta: Tensor) -> Tensor:
+        """The join without its RMSNorm, whose weight is `weight`."""
+        ...
 
 
 class PlainJoin:
@@ -44,6 +50,9 @@ class PlainJoin:
         if delta is None:
             return self.op(stream.prefix, self.weight, self.eps, None)
         return self.op(delta, self.weight, self.eps, stream.prefix)
+
+    def unnormed(self, stream: Stream, delta: Tensor) -> Tensor:
+        return stream.prefix.add_(delta)
 
 
 class AttnResJoin:
@@ -61,9 +70,15 @@ class AttnResJoin:
         self.weight = build.reader.get(norm)
 
     def __call__(self, stream: Stream, delta: Tensor | None) -> Tensor:
+        return self._mix(stream, delta, self.weight)
+
+    def unnormed(self, stream: Stream, delta: Tensor) -> Tensor:
+        return self._mix(stream, delta, None)
+
+    def _mix(self, stream: Stream, delta: Tensor | None, weight: Tensor | None) -> Tensor:
         return self.op(
             stream.prefix, delta, stream.blocks, self.num_blocks, self.reset, self.store,
-            self.key_weight, self.weight, self.eps, self.eps,
+            self.key_weight, weight, self.eps, self.eps,
         )  # fmt: skip
 
 

@@ -26,8 +26,9 @@ def live_rows(cu_seqlens: Tensor, slots: Tensor, rows: int) -> Tensor:
 
 
 def zeros_elsewhere(live: Tensor, x: Tensor) -> Tensor:
-    """`x` [T, ...] with zeros in rows that are not `live` [T], whatever a vendor left there, NaN too."""
-    return torch.where(live.view(-1, *[1] * (x.ndim - 1)), x, 0.0)
+    """`x` [T, ...] with zeros in rows that are not `live` [T], whatever a vendor left there, NaN too; `live` may have
+    more of x's first dimensions."""
+    return torch.where(live.view(*live.shape, *[1] * (x.ndim - live.ndim)), x, 0.0)
 
 
 @dataclass(frozen=True, slots=True)

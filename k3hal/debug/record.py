@@ -34,18 +34,20 @@ class Recorder:
 
     Under `nonfinite` nothing is kept of a call: what is not finite stays in the residual stream, so that looking at a
     step's result misses nothing that reaches the answer. A step that fires is repeated from the caches it found
-    (`step_trail`), and its calls are looked at then.
+    (`step_trail`), and its calls are looked at then. Where nobody tells of steps (`steps` False), `step` is counted by
+    whoever runs them, and every call is kept and looked at as it is made.
     """
 
-    def __init__(self, spec: DumpSpec) -> None:
+    def __init__(self, spec: DumpSpec, *, steps: bool = True) -> None:
         self.spec = spec
         self.files: list[str] = []
         self.step = -1
+        self._told_of_steps = steps
         self._bytes = 0
         self._stopped = False
         self._fired_in = -1
         self._weights = Weights()
-        self._trail = StepTrail() if spec.when == "nonfinite" else None
+        self._trail = StepTrail() if steps and spec.when == "nonfinite" else None
         self._found: list[tuple[Case, Mapping[str, Tensor]]] | None = None
         """What the repetition under way has found; None while there is none."""
 
@@ -53,7 +55,7 @@ class Recorder:
         op = decision.call.op
         if self.spec.covers(op):
             fn = self._watched(Site(place, decision, self._weights), fn)
-        return self._counted(fn) if op == place.op == "step_metadata" else fn
+        return self._counted(fn) if self._told_of_steps and op == place.op == "step_metadata" else fn
 
     def prepared(self, place: Place, decision: Decision, given: Mapping[str, Any], prepared: Mapping[str, Any]) -> None:
         self._weights.remember(place, prepared, given)
@@ -106,6 +108,8 @@ class Recorder:
     def _nonfinite(self, site: Site, fn: Callable[..., Any]) -> Callable[..., Any]:
         if site.decision.composed and all(map(self.spec.covers, site.decision.parts)):
             return fn  # its parts are watched, and name the fault more closely
+        if self._trail is None:
+            return self._kept(site, fn, lambda _, outputs: not all_finite(tuple(outputs.values())))
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             found = self._found
@@ -150,6 +154,17 @@ class Recorder:
         self._write(dataclasses.replace(case, origin={**case.origin, "repeats": repeats}), outputs)
 
     def _diverge(self, site: Site, fn: Callable[..., Any]) -> Callable[..., Any]:
+        def fails(case: Case, outputs: Mapping[str, Any]) -> bool:
+            numbers = judge(site.operator, case.args, outputs, golden(site.operator, case.args))
+            return any(n.status == "Fail" for n in numbers)
+
+        return self._kept(site, fn, fails)
+
+    def _kept(
+        self, site: Site, fn: Callable[..., Any], fires: Callable[[Case, Mapping[str, Any]], bool]
+    ) -> Callable[..., Any]:
+        """Keeps every call until it is known whether it fires; of a step the first that does is recorded."""
+
         def watched(*args: Any, **kwargs: Any) -> Any:
             if is_repetition():
                 return fn(*args, **kwargs)
@@ -157,8 +172,7 @@ class Recorder:
             case = site.case(named, self._origin(), {})
             returned = fn(*args, **kwargs)
             outputs = site.outputs(returned, named)
-            numbers = judge(site.operator, case.args, outputs, golden(site.operator, case.args))
-            if any(n.status == "Fail" for n in numbers) and self._first_of_step():
+            if fires(case, outputs) and self._first_of_step():
                 self._write(case, outputs)
             return returned
 

@@ -41,6 +41,7 @@ from k3hal.model.checkpoint import Checkpoint
 from k3hal.model.config import ModelConfig
 from k3hal.model.generated import GeneratedModel, GeneratedReader
 from k3hal.model.k3 import K3Model
+from k3hal.model.modelslim_reader import reader_of
 from k3hal.model.progress import progress_bar
 from k3hal.model.reader import WeightReader
 from k3hal.model.requests import model_requests
@@ -96,7 +97,8 @@ def build(source: Path | GeneratedModel, options: EngineOptions) -> BuiltEngine:
 
         def make(arena: CacheArena, max_model_len: int) -> ModelRunner:
             mover = tier.mover(arena, runtime) if tier else None
-            limits = GraphLimits(options.num_seqs, -(-max_model_len // layout.page_tokens)) if capturable else None
+            pages = -(-max_model_len // layout.page_tokens)
+            limits = GraphLimits(options.num_seqs, pages, drafts=options.num_drafts) if capturable else None
             return ModelRunner(
                 loaded, arena, sampler, ops.fn("step_metadata"), ops.fn("copy_pages"), mover,
                 staging=staging, runtime=runtime, graphs=limits,
@@ -231,7 +233,7 @@ def _load(checkpoint: Checkpoint | GeneratedModel, ops: BoundOps, device: torch.
             logger.warning("%s: %s", checkpoint.name, checkpoint.notice)
             reader = GeneratedReader(checkpoint, device, dtype, progress)
             return _model(checkpoint.config, ops, reader, device, dtype)
-        with WeightReader(checkpoint, device, dtype, progress) as reader:
+        with reader_of(checkpoint, device, dtype, progress) as reader:
             return _model(checkpoint.config, ops, reader, device, dtype)
 
 

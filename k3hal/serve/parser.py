@@ -100,6 +100,16 @@ class OutputParser:
         """Whether the message has ended; anything after is ignored."""
         return self._state is _State.DONE
 
+    @property
+    def thinking(self) -> bool:
+        """Whether the output is in the thinking channel now."""
+        return self._state is _State.REASONING
+
+    @property
+    def in_text(self) -> bool:
+        """Whether the token read last was text, or part of a tag that turned out to be none."""
+        return self._header is None
+
     def feed(self, token_ids: Iterable[int]) -> list[Event]:
         """The events that these tokens complete."""
         for number, token_id in enumerate(token_ids):

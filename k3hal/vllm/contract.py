@@ -50,13 +50,7 @@ class Contract:
     symbols: Mapping[str, Symbol]
 
     def to_json(self) -> dict[str, Any]:
-        symbols = {
-            name: {
-                "kind": symbol.kind,
-                "parameters": None if symbol.parameters is None else ", ".join(symbol.parameters),
-            }
-            for name, symbol in sorted(self.symbols.items())
-        }
+        symbols = {name: _spelled(symbol) for name, symbol in sorted(self.symbols.items())}
         return {"schema": SCHEMA, "version": self.version, "symbols": symbols}
 
     @classmethod
@@ -65,7 +59,7 @@ class Contract:
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             raise InputError(f"{source} is not a recorded contract ({SCHEMA})")
         try:
-            symbols = {name: Symbol(e["kind"], _split(e["parameters"])) for name, e in data["symbols"].items()}
+            symbols = {name: _unspelled(text) for name, text in data["symbols"].items()}
             return cls(data["version"], symbols)
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{source} is a damaged contract: {error!r}") from None
@@ -130,8 +124,14 @@ def _override_problems(contract: Contract, override: Override, overridden: froze
         yield f"{override.symbol} of vLLM {contract.version} is not what {override.where} stands in for: {problem}"
 
 
-def _split(parameters: str | None) -> tuple[str, ...] | None:
-    return None if parameters is None else tuple(filter(None, parameters.split(", ")))
+def _spelled(symbol: Symbol) -> str:
+    """`attribute`, or `method(self, x, y=)`."""
+    return symbol.kind if symbol.parameters is None else f"{symbol.kind}({', '.join(symbol.parameters)})"
+
+
+def _unspelled(text: str) -> Symbol:
+    kind, opened, rest = text.partition("(")
+    return Symbol(kind, tuple(filter(None, rest.removesuffix(")").split(", "))) if opened else None)
 
 
 def _unbound(symbol: Symbol) -> tuple[str, ...]:

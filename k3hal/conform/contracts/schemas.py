@@ -30,7 +30,7 @@ def schema_parameters(source: Source, module: str, name: str, load: str) -> tupl
         text = source.text(path)
         if f"{name}(" not in text and f"{name}." not in text:
             continue
-        for arguments in _schemas(_JOINED.sub("", text), namespace, name):
+        for arguments in _schemas(_JOINED.sub("", text).replace('\\"', '"'), namespace, name):
             return parse_schema(arguments, f"{source.where}: {path}: {name}")
     return None
 
