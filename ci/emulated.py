@@ -16,6 +16,8 @@ from pathlib import Path
 
 EMULATORS = Path(__file__).resolve().parents[1] / "tests" / "emulators"
 PLUGIN = "emulated_"
+PATIENCE = 900.0
+"""Seconds for one check: an interpreted kernel takes 4 ms a program."""
 
 
 def machines() -> list[str]:
@@ -44,6 +46,7 @@ def main(words: list[str]) -> int:
 
 def _judged(machine: str, out: Path, op: str, quick: bool, jobs: int) -> int:
     from k3hal.conform import run
+    from k3hal.conform.pool import Limits
     from k3hal.conform.selection import Selection, registry_with
     from k3hal.dispatch.emulated import PREFIX, emulated_machine
     from k3hal.errors import K3HALError
@@ -52,7 +55,8 @@ def _judged(machine: str, out: Path, op: str, quick: bool, jobs: int) -> int:
     try:
         registry_with(plugins)
         selection = Selection.on(emulated_machine(f"{PREFIX}{machine}"), None, op, quick)
-        report = run.run(selection, out, run.How(jobs, plugins=plugins), lambda done, total, op: None)
+        how = run.How(jobs, Limits(check=PATIENCE, start=PATIENCE), plugins=plugins)
+        report = run.run(selection, out, how, lambda done, total, op: None)
     except K3HALError as error:
         print(f"emulated: {error}", file=sys.stderr)
         return 4
