@@ -5,6 +5,7 @@ if __name__ != "k3hal.dispatch":
 
 from k3hal.dispatch.call import Answer, Call, No, Yes
 from k3hal.dispatch.device import DeviceDescription
+from k3hal.dispatch.faults import Fault
 from k3hal.dispatch.provider import Backend, Needs, Provider, provides
 
-__all__ = ["Answer", "Backend", "Call", "DeviceDescription", "Needs", "No", "Provider", "Yes", "provides"]
+__all__ = ["Answer", "Backend", "Call", "DeviceDescription", "Fault", "Needs", "No", "Provider", "Yes", "provides"]

@@ -11,6 +11,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion
 
 from k3hal.dispatch.call import Answer, Call, No, Yes
+from k3hal.dispatch.faults import Fault
 from k3hal.dispatch.mxfp4 import PATHS, Declared
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -104,7 +105,7 @@ class Provider:
     is the tactic `default`. Which is taken is measured, never guessed: `k3hal op tune`.
 
     `mxfp4` says how MXFP4 weights reach the arithmetic (`dispatch/mxfp4.py`), in all calls or by the class of calls;
-    it is for operators that take such weights.
+    it is for operators that take such weights. `faults` are the library's that are known: calls they concern are a No.
     """
 
     op: str
@@ -119,6 +120,7 @@ class Provider:
     backend: str = ""
     tactics: Functions | Callable[[Call], Functions] | None = None
     mxfp4: Declared | None = None
+    faults: tuple[Fault, ...] = ()
 
     @property
     def id(self) -> str:
@@ -130,15 +132,22 @@ class Provider:
 
     def answer(self, call: Call) -> Answer:
         """Yes, or No with every reason known without running anything. An exception inside is the provider's bug."""
-        unmet = self.needs.unmet(call)
+        unmet = self.needs.unmet(call) or self._known_faults(call)
         if unmet:
             return No(*unmet)
         return self.supports(call) if self.supports else Yes()
 
+    def _known_faults(self, call: Call) -> tuple[str, ...]:
+        return tuple(fault.reason for fault in self.faults if fault.concerns(call))
+
     def every_reason(self, call: Call) -> tuple[str, ...]:
-        """All that speaks against a call: unmet needs, and on its own vendor's machines what `supports` says too."""
+        """All that speaks against a call: unmet needs, and on its own vendor's machines known faults and what
+        `supports` says too."""
         unmet = self.needs.unmet(call)
-        if self.supports is None or (self.needs.vendors and call.device.vendor not in self.needs.vendors):
+        if self.needs.vendors and call.device.vendor not in self.needs.vendors:
+            return unmet
+        unmet += self._known_faults(call)
+        if self.supports is None:
             return unmet
         try:
             said = self.supports(call)
@@ -162,6 +171,7 @@ def provides(
     deterministic: bool = True,
     tactics: Functions | Callable[[Call], Functions] | None = None,
     mxfp4: Declared | None = None,
+    faults: tuple[Fault, ...] = (),
 ) -> Callable[[F], F]:
     """Declare the decorated function a provider of `op`. The function itself is returned unchanged.
 
@@ -185,7 +195,7 @@ def provides(
 
     def declare(fn: F) -> F:
         provider = Provider(
-            op, name, fn, needs, supports, prepare, priority, graph_safe, deterministic, "", tactics, mxfp4
+            op, name, fn, needs, supports, prepare, priority, graph_safe, deterministic, "", tactics, mxfp4, faults
         )
         setattr(fn, ATTRIBUTE, (*getattr(fn, ATTRIBUTE, ()), provider))
         return fn

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from k3hal.backends._kda_chunks import CHUNK, OTHER_CHUNKS, in_chunks
 from k3hal.backends.cpu.causal_conv1d import causal_conv1d
 from k3hal.backends.cpu.gated_rms_norm import gated_rms_norm
-from k3hal.backends.cpu.kda_chunk import CHUNK, OTHER_CHUNKS, in_chunks
 from k3hal.backends.cpu.kda_gate import kda_gate
 from k3hal.dispatch import provides
 from k3hal.dispatch.ops._kda import live_rows, split_qkv

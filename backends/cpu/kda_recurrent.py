@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from k3hal.backends._kda_chunks import unit_scale
 from k3hal.dispatch import provides
-
-L2_EPS = 1e-6
 
 
 @provides("kda_recurrent", name="in_place")
@@ -22,11 +21,6 @@ def kda_recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, stat
     states = [state[slot] for slot in ids]
     read = recur(torch.stack((q, k), 1).float(), v.float(), g.exp(), beta, states)
     return read.mul_(q.shape[-1] ** -0.5).to(v.dtype)
-
-
-def unit_scale(x: Tensor) -> Tensor:
-    """`1 / sqrt(sum x^2 + 1e-6)` over the last axis of an fp32 tensor, kept as an axis of one."""
-    return torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().add_(L2_EPS).rsqrt_()
 
 
 def recur(qk: Tensor, v: Tensor, decay: Tensor, beta: Tensor, states: list[Tensor]) -> Tensor:

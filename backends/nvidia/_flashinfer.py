@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 PACKAGE = "flashinfer-python"
-SOURCE = "flashinfer-python 0.7.4"
 SINCE_0_6_18, SINCE_0_7_2 = ">=0.6.18,<0.8", ">=0.7.2,<0.8"
-"""Signatures were read in 0.6.18, 0.7.2.post1 and 0.7.4: what a function has in all three, or in the later two."""
+"""Contracts are recorded of 0.6.18, 0.7.2.post1 and 0.7.4: for what binds in all three, or in the later two."""
 BLACKWELL = ("sm_100", "sm_103")
 _WORKSPACE = 128 << 20
 

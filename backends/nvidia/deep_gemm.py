@@ -11,24 +11,20 @@ import torch
 from packaging.specifiers import SpecifierSet
 from torch import Tensor
 
-from k3hal.backends.nvidia._library import PRIORITY, Function, unless, usable
-from k3hal.backends.nvidia._rows import Grouped
+from k3hal.backends.nvidia._library import PRIORITY
 from k3hal.dispatch import Answer, Call, Needs, provides
+from k3hal.dispatch.library import recorded, unless, usable
 from k3hal.dispatch.ops._experts import gated
+from k3hal.dispatch.transforms.experts import Grouped
 
 NEEDS = Needs(packages={"sgl-deep-gemm": ">=0.1.4,<0.3"}, dtypes=("bfloat16",), arch=("sm_90", "sm_100", "sm_103"))
 # One wheel serves every Python but only the torch it was built for: with another it misreads a tensor's sizes (0.1.7
 # on torch 2.11 takes a matrix for something of neither two nor three dimensions). The pairs are those SGLang pins.
 BUILT_FOR = {">=0.1.4,<0.1.6": "2.11", ">=0.1.7,<0.2": "2.13", ">=0.2.3,<0.2.4": "2.14"}
-ALIGNMENT = Function("deep_gemm", "get_mk_alignment_for_contiguous_layout", (), "sgl-deep-gemm 0.2.5")
-PRODUCT = Function(
-    "deep_gemm",
-    "m_grouped_bf16_gemm_nt_contiguous",
-    (
-        "a", "b", "d", "grouped_layout", "compiled_dims", "use_psum_layout", "ensure_zero_padding",
-        "expected_m_for_psum_layout",
-    ),
-    "sgl-deep-gemm 0.2.5",
+ALIGNMENT = recorded(__name__, "sgl-deep-gemm", "deep_gemm:get_mk_alignment_for_contiguous_layout", ())
+PRODUCT = recorded(
+    __name__, "sgl-deep-gemm", "deep_gemm:m_grouped_bf16_gemm_nt_contiguous",
+    ("a", "b", "d", "grouped_layout"),
 )  # fmt: skip
 _MULTIPLE = 64
 

@@ -7,34 +7,41 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from k3hal.backends.nvidia._library import PRIORITY, Function, unless, usable
-from k3hal.backends.nvidia._rows import gathered_states, live_rows, write_back
-from k3hal.dispatch import Answer, Call, Needs, provides
+from k3hal.backends.nvidia._library import PRIORITY
+from k3hal.dispatch import Answer, Call, Fault, Needs, provides
+from k3hal.dispatch.library import recorded, unless, usable
+from k3hal.dispatch.transforms import KeptNullSlot, gathered_states, live_rows, transformed, write_back, zeros_elsewhere
 
 # 0.6.0 renamed the state's layout flag; what it takes has changed in every minor release.
 NEEDS = Needs(packages={"fla-core": ">=0.6,<0.7", "triton": ">=3.3"}, dtypes=("bfloat16",), min_arch=80)
-RECURRENT = Function(
-    "fla.ops.kda.fused_recurrent",
-    "fused_recurrent_kda_fwd",
+RECURRENT = recorded(
+    __name__, "fla-core", "fla.ops.kda.fused_recurrent:fused_recurrent_kda_fwd",
     (
-        "q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state", "scale", "output_final_state",
-        "inplace_final_state", "state_v_first", "cu_seqlens", "ssm_state_indices", "num_accepted_tokens",
-        "use_qk_l2norm_in_kernel", "use_gate_in_kernel", "use_beta_sigmoid_in_kernel", "allow_neg_eigval",
-        "lower_bound", "out",
+        "q", "k", "v", "g", "beta", "initial_state", "inplace_final_state", "state_v_first", "ssm_state_indices",
+        "use_qk_l2norm_in_kernel", "out",
     ),
-    "fla-core 0.6.0",
 )  # fmt: skip
-CHUNK = Function(
-    "fla.ops.kda.chunk",
-    "chunk_kda",
+CHUNK = recorded(
+    __name__, "fla-core", "fla.ops.kda.chunk:chunk_kda",
     (
-        "q", "k", "v", "g", "beta", "scale", "initial_state", "output_final_state", "use_qk_l2norm_in_kernel",
-        "use_gate_in_kernel", "use_beta_sigmoid_in_kernel", "allow_neg_eigval", "safe_gate", "lower_bound",
-        "disable_recompute", "return_intermediate_states", "state_v_first", "cu_seqlens", "cu_seqlens_cpu",
-        "cp_context", "use_graph", "max_num_seqs",
+        "q", "k", "v", "g", "beta", "initial_state", "output_final_state", "use_qk_l2norm_in_kernel", "safe_gate",
+        "state_v_first", "cu_seqlens",
     ),
-    "fla-core 0.6.0",
 )  # fmt: skip
+# Both are of forward kernels of chunks, on the B200.
+CHUNK_FAULTS = (
+    Fault(
+        "https://github.com/fla-org/flash-linear-attention/issues/639",
+        "chunk_kda reads memory that is not its own",
+        arch=("sm_100", "sm_103"),
+    ),
+    Fault(
+        "https://github.com/fla-org/flash-linear-attention/issues/913",
+        "chunks' products are NaN from 1024 programs on",
+        packages={"fla-core": "<=0.5", "triton": "<=3.7.0"},
+        arch=("sm_100", "sm_103"),
+    ),
+)
 
 
 def _head_dim(call: Call) -> str | None:
@@ -51,9 +58,9 @@ def _supports_chunk(call: Call) -> Answer:
 
 
 @provides("kda_recurrent", name="fla", needs=NEEDS, supports=_supports_recurrent, priority=PRIORITY, graph_safe=True)
+@transformed(KeptNullSlot(("state",)))
 def kda_recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, slots: Tensor) -> Tensor:
-    """See the operator. The library has no null slot: what it does to slot 0 is undone."""
-    kept = state[0].clone()
+    """See the operator. The library has no null slot."""
     rows = (x.unsqueeze(1).contiguous() for x in (q, k, v, g, beta))
     q, k, v, g, beta = rows
     out = torch.empty_like(v)
@@ -61,8 +68,7 @@ def kda_recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, stat
         q=q, k=k, v=v, g=g, beta=beta, initial_state=state, inplace_final_state=True, state_v_first=True,
         ssm_state_indices=slots, use_qk_l2norm_in_kernel=True, out=out,
     )  # fmt: skip
-    state[0] = kept
-    return torch.where((slots != 0).view(-1, 1, 1), out.squeeze(1), 0.0)
+    return zeros_elsewhere(slots != 0, out.squeeze(1))
 
 
 def _chunk(*, bounded: bool) -> Callable[..., Tensor]:
@@ -85,7 +91,7 @@ def _chunk(*, bounded: bool) -> Callable[..., Tensor]:
             use_qk_l2norm_in_kernel=True, safe_gate=bounded, state_v_first=True, cu_seqlens=cu_seqlens.long(),
         )  # fmt: skip
         write_back(state, final, slots, cu_seqlens)
-        return torch.where(live_rows(cu_seqlens, slots, q.shape[0]).view(-1, 1, 1), out.squeeze(0), 0.0)
+        return zeros_elsewhere(live_rows(cu_seqlens, slots, q.shape[0]), out.squeeze(0))
 
     return kda_chunk
 
@@ -97,5 +103,11 @@ def _tactics(call: Call) -> Mapping[str, Callable[..., Tensor]]:
 
 # It makes a list of chunks on the host, from lengths that it fetches.
 kda_chunk = provides(
-    "kda_chunk", name="fla", needs=NEEDS, supports=_supports_chunk, priority=PRIORITY, tactics=_tactics
+    "kda_chunk",
+    name="fla",
+    needs=NEEDS,
+    supports=_supports_chunk,
+    priority=PRIORITY,
+    tactics=_tactics,
+    faults=CHUNK_FAULTS,
 )(_chunk(bounded=False))

@@ -5,25 +5,30 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from k3hal.backends.nvidia._library import PRIORITY, Function, unless, usable
-from k3hal.backends.nvidia._rows import convolved, gathered_states, live_rows, write_back
-from k3hal.dispatch import Answer, Call, Needs, provides
+from k3hal.backends.nvidia._library import PRIORITY
+from k3hal.dispatch import Answer, Call, Fault, Needs, provides
 from k3hal.dispatch.errors import UnsupportedError
+from k3hal.dispatch.library import recorded, unless, usable
 from k3hal.dispatch.ops.gated_rms_norm import gated_rms_norm
+from k3hal.dispatch.transforms import gathered_states, live_rows, write_back, zeros_elsewhere
+from k3hal.dispatch.transforms.convolution import convolved
 
 NEEDS = Needs(packages={"flash-kda": "", "cuda": ">=12.9"}, dtypes=("bfloat16",), min_arch=90)
-FORWARD = Function(
-    "flash_kda",
-    "fwd",
+FORWARD = recorded(
+    __name__, "flash-kda", "flash_kda:fwd",
     (
-        "q", "k", "v", "g", "beta", "scale", "out", "A_log", "dt_bias", "lower_bound", "initial_state",
-        "final_state", "cu_seqlens",
+        "q", "k", "v", "g", "beta", "scale", "out", "A_log", "dt_bias", "lower_bound", "initial_state", "final_state",
+        "cu_seqlens",
     ),
-    "FlashKDA 1ce47ea",
 )  # fmt: skip
 _LEAST_BOUND = -5.0
-_RESERVING = 120
-"""From here on the first call reserves 3.8 GiB outside torch's allocator."""
+FAULTS = (
+    Fault(
+        "https://github.com/local-inference-lab/blackwell-llm-docker/pull/29",
+        "its first call reserves 3.8 GiB that the memory plan does not know of",
+        when=lambda call: call.device.arch_number >= 120,
+    ),
+)
 
 
 def _supports(call: Call) -> Answer:
@@ -33,15 +38,11 @@ def _supports(call: Call) -> Answer:
         (FORWARD,),
         unless(dim == 128, f"needs head_dim 128, this is {dim}"),
         unless(bool(call.dims.get("bounded", True)), "needs a bounded gate"),
-        unless(
-            call.device.arch_number < _RESERVING,
-            f"on {call.device.arch} its first call takes 3.8 GiB that the memory plan does not know of",
-        ),
     )
 
 
 # The length of the workspace is asked of the library, and the states are allocated, in every call.
-@provides("kda_prefill", name="flash_kda", needs=NEEDS, supports=_supports, priority=PRIORITY)
+@provides("kda_prefill", name="flash_kda", needs=NEEDS, supports=_supports, priority=PRIORITY, faults=FAULTS)
 def kda_prefill(
     qkv: Tensor,
     raw_gate: Tensor,
@@ -74,4 +75,4 @@ def kda_prefill(
     )  # fmt: skip
     write_back(state, final, slots, cu_seqlens)
     normed = gated_rms_norm(out.squeeze(0), out_gate, norm_weight, eps).flatten(1)
-    return torch.where(live_rows(cu_seqlens, slots, qkv.shape[0]).unsqueeze(-1), normed, 0.0)
+    return zeros_elsewhere(live_rows(cu_seqlens, slots, qkv.shape[0]), normed)

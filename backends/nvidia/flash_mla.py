@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from k3hal.backends.nvidia._latents import in_pages_up_to, mla_sizes
-from k3hal.backends.nvidia._library import PRIORITY, Function, usable
+from k3hal.backends.nvidia._latents import mla_sizes
+from k3hal.backends.nvidia._library import PRIORITY
 from k3hal.dispatch import Answer, Call, Needs, provides
+from k3hal.dispatch.library import recorded, usable
+from k3hal.dispatch.transforms import zeros_elsewhere
+from k3hal.dispatch.transforms.pages import in_pages_up_to
 
 # Its dense decode kernel is Hopper's; those of sm_100 are sparse, or for prefill.
 NEEDS = Needs(packages={"flash-mla": ""}, dtypes=("bfloat16",), arch=("sm_90",))
 PAGE = 64
-METADATA = Function("flash_mla", "get_mla_metadata", (), "FlashMLA 9241ae3")
-DECODE = Function(
-    "flash_mla",
-    "flash_mla_with_kvcache",
+METADATA = recorded(__name__, "flash-mla", "flash_mla:get_mla_metadata", ())
+DECODE = recorded(
+    __name__, "flash-mla", "flash_mla:flash_mla_with_kvcache",
     (
-        "q", "k_cache", "block_table", "cache_seqlens", "head_dim_v", "tile_scheduler_metadata", "num_splits",
-        "softmax_scale", "causal", "is_fp8_kvcache", "indices", "attn_sink", "extra_k_cache",
-        "extra_indices_in_kvcache", "topk_length", "extra_topk_length",
+        "q", "k_cache", "block_table", "cache_seqlens", "head_dim_v", "tile_scheduler_metadata", "softmax_scale",
+        "causal",
     ),
-    "FlashMLA 9241ae3",
 )  # fmt: skip
 
 
@@ -39,4 +38,4 @@ def mla_decode(q: Tensor, kv_cache: Tensor, page_table: Tensor, seq_lens: Tensor
         q=q.unsqueeze(1).contiguous(), k_cache=cache.unsqueeze(2), block_table=pages, cache_seqlens=seq_lens,
         head_dim_v=kv_lora, tile_scheduler_metadata=plan, softmax_scale=scale, causal=False,
     )  # fmt: skip
-    return torch.where((seq_lens > 0).view(-1, 1, 1), out.squeeze(1), 0.0)
+    return zeros_elsewhere(seq_lens > 0, out.squeeze(1))

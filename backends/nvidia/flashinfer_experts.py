@@ -8,25 +8,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from k3hal.backends.nvidia._flashinfer import PACKAGE, SINCE_0_7_2, SOURCE
-from k3hal.backends.nvidia._library import PRIORITY, Function, usable
-from k3hal.dispatch import Answer, Call, Needs, provides
+from k3hal.backends.nvidia._flashinfer import PACKAGE, SINCE_0_7_2
+from k3hal.backends.nvidia._library import PRIORITY
+from k3hal.dispatch import Answer, Call, Fault, Needs, provides
+from k3hal.dispatch.library import recorded, usable
+from k3hal.dispatch.transforms.layouts import up_first
 
-EXPERTS = Function(
-    "flashinfer.fused_moe.core",
-    "cutlass_fused_moe",
+EXPERTS = recorded(
+    __name__, "flashinfer-python", "flashinfer.fused_moe.core:cutlass_fused_moe",
     (
         "input", "token_selected_experts", "token_final_scales", "fc1_expert_weights", "fc2_expert_weights",
         "output_dtype", "quant_scales", "output", "use_w4_group_scaling", "activation_type", "use_fused_finalize",
         "situ_beta", "situ_linear_beta",
     ),
-    SOURCE,
 )  # fmt: skip
-INTERLEAVE = Function(
-    "flashinfer.fused_moe.prepare", "interleave_moe_weights_for_sm90_mixed_gemm", ("weight", "quant_type"), SOURCE
-)
-FOLD = Function(
-    "flashinfer.fused_moe.prepare", "interleave_moe_scales_for_sm90_mixed_gemm", ("scales", "group_size"), SOURCE
+INTERLEAVE = recorded(
+    __name__, "flashinfer-python", "flashinfer.fused_moe.prepare:interleave_moe_weights_for_sm90_mixed_gemm",
+    ("weight", "quant_type"),
+)  # fmt: skip
+FOLD = recorded(
+    __name__, "flashinfer-python", "flashinfer.fused_moe.prepare:interleave_moe_scales_for_sm90_mixed_gemm",
+    ("scales", "group_size"),
+)  # fmt: skip
+FAULTS = (
+    Fault(
+        "https://github.com/flashinfer-ai/flashinfer/pull/4597",
+        "the number of SiTU runs another activation",
+        packages={PACKAGE: "<0.7"},
+        dims={"activation": ("situ",)},
+    ),
 )
 ACTIVATIONS = {"silu": 3, "situ": 10}
 """Their numbers in the library's enumeration: SwiGLU, and SiTU with its two scales."""
@@ -48,21 +58,16 @@ def _supports_plain(call: Call) -> Answer:
     return usable(call, (EXPERTS,), *_sizes(call, 8))
 
 
-def _up_first(w13: Tensor) -> Tensor:
-    """Rows [gate; up] as [up; gate]."""
-    return torch.cat(w13.chunk(2, dim=1)[::-1], dim=1)
-
-
 def _prepared_mxfp4(w13: Tensor, w13_scale: Tensor, w2: Tensor, w2_scale: Tensor) -> Mapping[str, Any]:
     """Codes and scales in the layouts of the products that decode on the way to the tensor cores."""
-    first, second = (INTERLEAVE(weight=w, quant_type="fp4") for w in (_up_first(w13), w2.contiguous()))
-    scales = (FOLD(scales=s, group_size=_MXFP4_GROUP) for s in (_up_first(w13_scale), w2_scale.contiguous()))
+    first, second = (INTERLEAVE(weight=w, quant_type="fp4") for w in (up_first(w13), w2.contiguous()))
+    scales = (FOLD(scales=s, group_size=_MXFP4_GROUP) for s in (up_first(w13_scale), w2_scale.contiguous()))
     first_scale, second_scale = scales
     return {"w13": first, "w13_scale": first_scale, "w2": second, "w2_scale": second_scale}
 
 
 def _prepared(w13: Tensor, w2: Tensor) -> Mapping[str, Any]:
-    return {"w13": _up_first(w13), "w2": w2.contiguous()}
+    return {"w13": up_first(w13), "w2": w2.contiguous()}
 
 
 def _fused(
@@ -101,6 +106,7 @@ def _fused(
     prepare=_prepared_mxfp4,
     priority=PRIORITY,
     mxfp4="w4a16",
+    faults=FAULTS,
 )
 def moe_experts_mxfp4(
     x: Tensor,
@@ -126,6 +132,7 @@ def moe_experts_mxfp4(
     supports=_supports_plain,
     prepare=_prepared,
     priority=PRIORITY,
+    faults=FAULTS,
 )
 def moe_experts(
     x: Tensor,

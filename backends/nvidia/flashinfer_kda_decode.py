@@ -7,23 +7,23 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from k3hal.backends.nvidia._flashinfer import BLACKWELL, PACKAGE, SOURCE
+from k3hal.backends.nvidia._flashinfer import BLACKWELL, PACKAGE
 from k3hal.backends.nvidia._kda import DIM, WIDTH
-from k3hal.backends.nvidia._library import PRIORITY, Function, unless, usable
+from k3hal.backends.nvidia._library import PRIORITY
 from k3hal.dispatch import Answer, Call, Needs, provides
+from k3hal.dispatch.library import recorded, unless, usable
+from k3hal.dispatch.transforms.layouts import taps_by_part
 
 # 0.6.18 has the function too, for sm_100 and fewer heads. The kernel is written in CuTe DSL.
 NEEDS = Needs(packages={PACKAGE: ">=0.7.2,<0.8", "nvidia-cutlass-dsl": ""}, dtypes=("bfloat16",), arch=BLACKWELL)
 HEADS = (8, 12, 24, 32, 48, 96)
 """0.7.4 has 16 and 64 too."""
-DECODE = Function(
-    "flashinfer.kda_decode",
-    "fused_kda_decode",
+DECODE = recorded(
+    __name__, "flashinfer-python", "flashinfer.kda_decode:fused_kda_decode",
     (
         "x", "weight", "conv_state", "raw_gate", "raw_beta", "A_log", "dt_bias", "state_indices", "state",
         "output_gate", "norm_weight", "lower_bound", "norm_eps", "backend",
     ),
-    SOURCE,
 )  # fmt: skip
 
 
@@ -41,8 +41,7 @@ def _supports(call: Call) -> Answer:
 
 def _laid_out(conv_weight: Tensor, dt_bias: Tensor, **others: Tensor) -> Mapping[str, Tensor]:
     """Taps as [3, W, H K], oldest first, and the gate's bias as [H K]."""
-    taps = conv_weight.unflatten(0, (3, -1)).transpose(1, 2).contiguous()
-    return {"conv_weight": taps, "dt_bias": dt_bias.flatten().contiguous(), **others}
+    return {"conv_weight": taps_by_part(conv_weight), "dt_bias": dt_bias.flatten().contiguous(), **others}
 
 
 # It compiles for a bound and an epsilon when it first meets them; that it may be captured was not seen.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from k3hal.backends.nvidia._flashinfer import BLACKWELL, PACKAGE, SINCE_0_7_2, SOURCE
-from k3hal.backends.nvidia._library import PRIORITY, Function, unless, usable
-from k3hal.backends.nvidia._rows import convolved, gathered_states, live_rows, write_back
+from k3hal.backends.nvidia._flashinfer import BLACKWELL, PACKAGE, SINCE_0_7_2
+from k3hal.backends.nvidia._library import PRIORITY
 from k3hal.dispatch import Answer, Call, Needs, provides
 from k3hal.dispatch.errors import UnsupportedError
+from k3hal.dispatch.library import recorded, unless, usable
 from k3hal.dispatch.ops.gated_rms_norm import gated_rms_norm
+from k3hal.dispatch.transforms import gathered_states, live_rows, write_back, zeros_elsewhere
+from k3hal.dispatch.transforms.convolution import convolved
 
 # Of its many kernels this one takes fp32 states, any number of heads and sequences of any length; it is for a DSL that
 # has `cutlass.experimental`.
@@ -18,14 +20,12 @@ BACKEND = "cute-dsl"
 NEEDS = Needs(
     packages={PACKAGE: SINCE_0_7_2, "nvidia-cutlass-dsl": ">=4.7"}, dtypes=("bfloat16",), arch=BLACKWELL
 )  # fmt: skip
-RECURRENT = Function(
-    "flashinfer.kda",
-    "recurrent_kda",
+RECURRENT = recorded(
+    __name__, "flashinfer-python", "flashinfer.kda:recurrent_kda",
     (
         "q", "k", "v", "g", "beta", "A_log", "dt_bias", "scale", "initial_state", "output_final_state",
         "use_qk_l2norm_in_kernel", "use_gate_in_kernel", "lower_bound", "cu_seqlens", "beta_is_logit", "backend",
     ),
-    SOURCE,
 )  # fmt: skip
 LEAST_BOUND = -5.0
 """The library lets any bound below 0 through; from this one on, say those of its kernels that name a range."""
@@ -83,4 +83,4 @@ def kda_prefill(
     )  # fmt: skip
     write_back(state, states[:count], slots, cu_seqlens)
     normed = gated_rms_norm(out[0, :rows], out_gate, norm_weight, eps).flatten(1)
-    return torch.where(live_rows(cu_seqlens, slots, rows).unsqueeze(-1), normed, 0.0)
+    return zeros_elsewhere(live_rows(cu_seqlens, slots, rows), normed)

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from k3hal.backends.nvidia._flashinfer import BLACKWELL, PACKAGE, SINCE_0_6_18, SOURCE, workspace
-from k3hal.backends.nvidia._latents import in_pages_up_to, mla_sizes
-from k3hal.backends.nvidia._library import PRIORITY, Function, unless, usable
-from k3hal.dispatch import Answer, Call, Needs, provides
+from k3hal.backends.nvidia._flashinfer import BLACKWELL, PACKAGE, SINCE_0_6_18, workspace
+from k3hal.backends.nvidia._latents import mla_sizes
+from k3hal.backends.nvidia._library import PRIORITY
+from k3hal.dispatch import Answer, Call, Fault, Needs, provides
+from k3hal.dispatch.library import recorded, unless, usable
+from k3hal.dispatch.transforms import zeros_elsewhere
+from k3hal.dispatch.transforms.pages import in_pages_up_to
 
 NEEDS = Needs(packages={PACKAGE: SINCE_0_6_18}, dtypes=("bfloat16",), arch=BLACKWELL)
 NOPE = 128
-DECODE = Function(
-    "flashinfer.mla",
-    "trtllm_batch_decode_with_kv_cache_mla",
+DECODE = recorded(
+    __name__, "flashinfer-python", "flashinfer.mla:trtllm_batch_decode_with_kv_cache_mla",
     (
-        "query", "kv_cache", "workspace_buffer", "qk_nope_head_dim", "kv_lora_rank", "qk_rope_head_dim",
-        "block_tables", "seq_lens", "max_seq_len", "bmm1_scale", "bmm2_scale", "backend",
+        "query", "kv_cache", "workspace_buffer", "qk_nope_head_dim", "kv_lora_rank", "qk_rope_head_dim", "block_tables",
+        "seq_lens", "max_seq_len", "bmm1_scale", "bmm2_scale", "backend",
     ),
-    SOURCE,
 )  # fmt: skip
 _TILES = ((8, 8), (32, 16))
 """Up to so many heads, the compiled kernels' rows of heads; 64 beyond."""
 PAGES, CUTE_PAGES = (32, 64), (128, 64, 32, 16)
 CUTE_HEADS = 128
+FAULTS = (
+    Fault(
+        "https://github.com/flashinfer-ai/flashinfer/issues/3130",
+        "everything is zero where page numbers are large",
+        packages={PACKAGE: "<=0.6.8.post1"},
+    ),
+)
 
 
 def _whole_rows(call: Call) -> str | None:
@@ -62,10 +69,10 @@ def _decoded(
         seq_lens=seq_lens, max_seq_len=page_table.shape[1] * kv_cache.shape[1], bmm1_scale=scale, bmm2_scale=1.0,
         backend=backend,
     )  # fmt: skip
-    return torch.where((seq_lens > 0).view(-1, 1, 1), out.squeeze(1), 0.0)
+    return zeros_elsewhere(seq_lens > 0, out.squeeze(1))
 
 
-@provides("mla_decode", name="flashinfer", needs=NEEDS, supports=_supports, priority=PRIORITY)
+@provides("mla_decode", name="flashinfer", needs=NEEDS, supports=_supports, priority=PRIORITY, faults=FAULTS)
 def mla_decode(q: Tensor, kv_cache: Tensor, page_table: Tensor, seq_lens: Tensor, scale: float, kv_lora: int) -> Tensor:
     """See the operator."""
     return _decoded(q, kv_cache, page_table, seq_lens, scale, kv_lora, "trtllm-gen", PAGES[-1])
@@ -78,6 +85,7 @@ def mla_decode(q: Tensor, kv_cache: Tensor, page_table: Tensor, seq_lens: Tensor
     needs=Needs(packages={PACKAGE: SINCE_0_6_18, "nvidia-cutlass-dsl": ""}, dtypes=("bfloat16",), arch=BLACKWELL),
     supports=_supports_cute,
     priority=PRIORITY,
+    faults=FAULTS,
 )
 def mla_decode_cute(
     q: Tensor, kv_cache: Tensor, page_table: Tensor, seq_lens: Tensor, scale: float, kv_lora: int

@@ -8,34 +8,43 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from k3hal.backends.nvidia._flashinfer import BLACKWELL, PACKAGE, SINCE_0_6_18, SINCE_0_7_2, SOURCE, workspace
-from k3hal.backends.nvidia._library import PRIORITY, Function, unless, usable
-from k3hal.backends.nvidia._ragged import Batch, attention_over_cache
-from k3hal.dispatch import Answer, Call, Needs, provides
+from k3hal.backends.nvidia._flashinfer import BLACKWELL, PACKAGE, SINCE_0_6_18, SINCE_0_7_2, workspace
+from k3hal.backends.nvidia._library import PRIORITY
+from k3hal.dispatch import Answer, Call, Fault, Needs, provides
+from k3hal.dispatch.library import recorded, unless, usable
+from k3hal.dispatch.transforms.ragged import Batch, attention_over_cache
 
 SIZES = {"nope_dim": 128, "rope_dim": 64, "v_dim": 128}
-RAGGED = Function(
-    "flashinfer.prefill",
-    "trtllm_ragged_attention_deepseek",
+RAGGED = recorded(
+    __name__, "flashinfer-python", "flashinfer.prefill:trtllm_ragged_attention_deepseek",
     (
-        "query", "key", "value", "workspace_buffer", "seq_lens", "max_q_len", "max_kv_len", "bmm1_scale",
-        "bmm2_scale", "o_sf_scale", "batch_size", "window_left", "cum_seq_lens_q", "cum_seq_lens_kv", "enable_pdl",
-        "is_causal", "return_lse", "backend",
+        "query", "key", "value", "workspace_buffer", "seq_lens", "max_q_len", "max_kv_len", "bmm1_scale", "bmm2_scale",
+        "o_sf_scale", "batch_size", "window_left", "cum_seq_lens_q", "cum_seq_lens_kv", "enable_pdl", "is_causal",
+        "return_lse", "backend",
     ),
-    SOURCE,
 )  # fmt: skip
-_WRAPPER = "BatchPrefillWithRaggedKVCacheWrapper"
-WRAPPER = Function("flashinfer.prefill", _WRAPPER, ("float_workspace_buffer", "kv_layout", "backend"), SOURCE)
-PLAN = Function(
-    "flashinfer.prefill",
-    f"{_WRAPPER}.plan",
+WRAPPER = recorded(
+    __name__, "flashinfer-python", "flashinfer.prefill:BatchPrefillWithRaggedKVCacheWrapper",
+    ("float_workspace_buffer", "kv_layout", "backend"),
+)  # fmt: skip
+PLAN = recorded(
+    __name__, "flashinfer-python", "flashinfer.prefill:BatchPrefillWithRaggedKVCacheWrapper.plan",
     (
         "self", "qo_indptr", "kv_indptr", "num_qo_heads", "num_kv_heads", "head_dim_qk", "head_dim_vo", "causal",
         "sm_scale", "q_data_type",
     ),
-    SOURCE,
 )  # fmt: skip
-RUN = Function("flashinfer.prefill", f"{_WRAPPER}.run", ("self", "q", "k", "v", "return_lse", "lse_base"), SOURCE)
+RUN = recorded(
+    __name__, "flashinfer-python", "flashinfer.prefill:BatchPrefillWithRaggedKVCacheWrapper.run",
+    ("self", "q", "k", "v", "return_lse", "lse_base"),
+)  # fmt: skip
+RAGGED_FAULTS = (
+    Fault(
+        "https://github.com/flashinfer-ai/flashinfer/issues/4451",
+        "rows whose scores are all below -5e4 are zero",
+        packages={PACKAGE: "<=0.6.18"},
+    ),
+)
 
 
 def _odd_sizes(call: Call) -> list[str]:
@@ -103,6 +112,7 @@ def _wrapper(device: torch.device) -> Any:
     needs=Needs(packages={PACKAGE: SINCE_0_7_2}, dtypes=("bfloat16",), arch=("sm_90",)),
     supports=_supports_wrapper,
     priority=PRIORITY,
+    faults=RAGGED_FAULTS,
 )
 def mla_prefill_ragged(
     q: Tensor,

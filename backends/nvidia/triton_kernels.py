@@ -5,25 +5,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from k3hal.backends.nvidia._library import PRIORITY, Function, usable
-from k3hal.backends.nvidia._rows import Grouped
+from k3hal.backends.nvidia._library import PRIORITY
 from k3hal.dispatch import Answer, Call, Needs, provides
+from k3hal.dispatch.library import recorded, usable
 from k3hal.dispatch.ops._experts import gated
+from k3hal.dispatch.transforms.experts import Grouped
 
 # On the package index another project has the name, with releases below 1.
 NEEDS = Needs(packages={"triton-kernels": ">=1.0", "triton": ">=3.5"}, dtypes=("bfloat16",), min_arch=90)
-_SOURCE = "triton_kernels of Triton at 0223f69"
-PRODUCT = Function(
-    "triton_kernels.matmul",
-    "matmul",
-    (
-        "a", "b", "bias", "a_ragged_metadata", "b_ragged_metadata", "gather_indx", "scatter_indx",
-        "precision_config", "betas", "gammas", "out_alpha", "c", "fused_activation", "epilogue",
-    ),
-    _SOURCE,
+PRODUCT = recorded(
+    __name__, "triton-kernels", "triton_kernels.matmul:matmul",
+    ("a", "b", "bias", "a_ragged_metadata", "gather_indx", "precision_config"),
 )  # fmt: skip
-PRECISION = Function("triton_kernels.matmul", "PrecisionConfig", ("b_mx_scale", "out_dtype"), _SOURCE)
-RAGGED = Function("triton_kernels.tensor", "make_ragged_tensor_metadata", ("slice_sizes", "n_total_rows"), _SOURCE)
+PRECISION = recorded(
+    __name__, "triton-kernels", "triton_kernels.matmul:PrecisionConfig",
+    ("b_mx_scale", "out_dtype"),
+)  # fmt: skip
+RAGGED = recorded(
+    __name__, "triton-kernels", "triton_kernels.tensor:make_ragged_tensor_metadata",
+    ("slice_sizes", "n_total_rows"),
+)  # fmt: skip
 
 
 def _supports(call: Call) -> Answer:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from k3hal.cli.common import Json
+from k3hal.cli.conform_contracts import contracts
 from k3hal.cli.conform_cross import cross_compile
 from k3hal.cli.conform_selftest import selftest
 from k3hal.cli.op_cases import PresentDevice, present
@@ -220,3 +221,4 @@ def html(
 
 app.command()(selftest)
 app.command()(cross_compile)
+app.command()(contracts)

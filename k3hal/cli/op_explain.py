@@ -35,6 +35,10 @@ def explain(
         typer.Option("--shape", "--dims", metavar="NAME=VALUE,...", help="Put over the full-size model's dims."),
     ] = None,
     case: Annotated[Path | None, typer.Option("--case", metavar="FILE", help="Explain a .k3case's call.")] = None,
+    packages: Annotated[
+        list[str] | None,
+        typer.Option("--with", metavar="PACKAGE==VERSION", help="As if this release were installed; may be repeated."),
+    ] = None,
     ops: Ops = None,
     plan: Plan = None,
     as_json: Json = False,
@@ -50,7 +54,7 @@ def explain(
     selector = build_selector(ops, "warn")
     if plan and selector.overrides:
         raise UsageError("--plan pins every provider; it cannot be combined with --ops or K3HAL_OPS")
-    call = _call(op, device, case, shape or [], phase, dtype)
+    call = _with_packages(_call(op, device, case, shape or [], phase, dtype), packages or [])
     found = explain_call(call, selector, load_plan(plan) if plan else None)
     if as_json:
         print_json("k3hal.op_explain/1", _explanation_json(found))
@@ -75,6 +79,28 @@ def _call(op: str, device: str, case: Path | None, shape: list[str], phase: str 
     if loaded.op != op:
         raise UsageError(f"{case} is a case of {loaded.op}, not of {op}")
     return loaded.call(machine)
+
+
+def _with_packages(call: Call, given: list[str]) -> Call:
+    """The call on a machine that has these releases too, of which nothing is loaded then."""
+    from collections import ChainMap
+    from dataclasses import replace
+
+    from packaging.utils import canonicalize_name
+    from packaging.version import InvalidVersion, Version
+
+    found: dict[str, str] = {}
+    for text in given:
+        name, equal, version = text.partition("==")
+        try:
+            found[canonicalize_name(name.strip(), validate=True)] = str(Version(version.strip()))
+        except ValueError as error:
+            what = f"{version!r} is no version" if isinstance(error, InvalidVersion) and equal else "not understood"
+            raise UsageError(f"--with {text!r}: {what}", hint="like --with flashinfer-python==0.7.4") from error
+    if not found:
+        return call
+    packages = ChainMap(found, call.device.packages)  # type: ignore[arg-type]
+    return replace(call, device=replace(call.device, packages=packages, present=False))
 
 
 def _explanation_json(found: Explanation) -> dict[str, Any]:

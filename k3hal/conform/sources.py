@@ -12,12 +12,14 @@ from pathlib import Path
 from k3hal.dispatch.provider import Provider
 from k3hal.dispatch.registry import BUILTIN
 
+SHARED = "k3hal.dispatch.transforms"
 _KERNELS = (".cpp", ".cu", ".hip", ".cc")
 _HEADERS = (".h", ".hpp", ".cuh")
 
 
 def source_hash(provider: Provider) -> str:
-    """SHA-256 over the provider's file and every file of its own backend that it imports, directly or not.
+    """SHA-256 over the provider's file and every file that it imports, directly or not, of its own backend and of the
+    transforms that backends share.
 
     Of the kernel sources in their folders those count whose name stands as a string in one of the files, and headers.
     What other backends, vendor libraries or the operator's own contract do is not part of it.
@@ -45,7 +47,7 @@ def _python_files(module: str) -> list[Path]:
             continue
         found[name] = path
         # A backend's package file names its manifest and not what a provider computes.
-        rest += [n for n in _imports(path, name) if n.startswith(f"{root}.")]
+        rest += [n for n in _imports(path, name) if n.startswith((f"{root}.", SHARED))]
     return [found[name] for name in sorted(found)]
 
 

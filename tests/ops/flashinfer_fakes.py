@@ -18,7 +18,7 @@ from k3hal.backends.nvidia import (
     flashinfer_mla_decode,
     flashinfer_mla_prefill,
 )
-from k3hal.backends.nvidia._library import Function
+from k3hal.dispatch.library import Function
 from k3hal.dispatch.ops._kda import delta_step
 from k3hal.dispatch.ops.kda_decode import kda_decode
 from k3hal.dispatch.ops.kda_gate import kda_gate

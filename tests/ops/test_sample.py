@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from k3hal.backends import _prefix_sample
 from k3hal.backends.cpu import sample as cpu_sample
 from k3hal.dispatch.errors import InputError
 from k3hal.dispatch.ops.sample import parameters, sample
@@ -117,8 +118,8 @@ def test_any_prefix_gives_the_reference(
     values = {name: list(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
     arguments = {**parameters(len(rows), **values), "uniform": _even(len(rows), seed)}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu_sample, "PREFIX", min(prefix, vocab))
-        patch.setattr(cpu_sample, "FULL_SORT", 0)
+        patch.setattr(_prefix_sample, "PREFIX", min(prefix, vocab))
+        patch.setattr(_prefix_sample, "FULL_SORT", 0)
         assert torch.equal(cpu_sample.sample(logits, **arguments), sample(logits, **arguments))
 
 

@@ -1,25 +1,23 @@
-"""Adapters of vendor libraries: they give the operator's answer from what the library's signature says it does, they
-say why not, and what is recorded of a signature is so in the source that is here."""
+"""Adapters of vendor libraries: they give the operator's answer from what the library's documentation says it does, and
+say why not."""
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from k3hal.backends.nvidia._library import Function, lacks, loaded
 from k3hal.debug.case import sample_case, samples_of
 from k3hal.debug.check import check
 from k3hal.debug.target import Target
 from k3hal.dispatch.call import Call
 from k3hal.dispatch.describe import describe
 from k3hal.dispatch.errors import BackendError, UnsupportedError
+from k3hal.dispatch.library import lacks, loaded
 from k3hal.dispatch.operator import Sample
 from k3hal.dispatch.ops import mla_decode
 from k3hal.dispatch.ops._paged import MlaShape
@@ -212,7 +210,8 @@ def test_a_signature_that_has_moved_on_is_refused_with_what_it_lacks() -> None:
 
     function = next(f for f in FAKES if f.name == "chunk_kda")
     assert "state_v_first" in lacks(function, chunk_kda)
-    older = replace(function, parameters=("q", "k"))
+    (record,) = function.records
+    older = replace(function, records=(replace(record, parameters=record.parameters[:2]),))
     refusal = r"fla\.ops\.kda\.chunk\.chunk_kda has no v, .*fla-core 0\.6\.0 has"
     with installed({older: lambda **_: None}), pytest.raises(BackendError, match=refusal):
         function(q=1)
@@ -234,53 +233,3 @@ def test_kda_prefill_refuses_bounds_below_a_librarys_own(
     with pytest.raises(UnsupportedError, match=refusal):
         _provider("kda_prefill", name).fn(**args)
     assert not libraries
-
-
-@pytest.mark.parametrize("function", FAKES, ids=lambda f: f"{f.module}.{f.name}")
-def test_recorded_signatures_are_those_of_the_source(function: Function) -> None:
-    """Of the source that is here, without running it."""
-    top = importlib.util.find_spec(function.module.partition(".")[0])
-    if top is None or not top.submodule_search_locations:
-        pytest.skip(f"{function.module.partition('.')[0]} is not here: its source cannot be read")
-    found = [
-        parameters for folder in top.submodule_search_locations for parameters in _signatures(Path(folder), function)
-    ]
-    if not found:
-        pytest.skip(f"{function.name} is made by compiled code: it has no signature to read")
-    assert any(set(function.parameters) <= set(parameters) for parameters in found), found
-
-
-def _signatures(folder: Path, function: Function) -> Iterator[list[str]]:
-    """The parameters of functions of that name in a package's files, those of its module and the ones below it; of a
-    class those of its constructor, or its fields."""
-    parts = function.module.split(".")[1:]
-    module = folder.joinpath(*parts)
-    files = [module.with_suffix(".py")] if module.with_suffix(".py").is_file() else sorted(module.glob("*.py"))
-    owner, _, name = function.name.rpartition(".")
-    for file in files:
-        for node in _inside(ast.parse(file.read_text("utf-8")), owner):
-            if isinstance(node, ast.FunctionDef) and node.name == name:
-                yield _parameters(node)
-            if isinstance(node, ast.ClassDef) and node.name == name:
-                yield [
-                    n.target.id for n in node.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
-                ]
-                yield from (_parameters(n) for n in _inside(node, "") if _is_constructor(n))
-
-
-def _inside(tree: ast.AST, owner: str) -> Iterator[ast.AST]:
-    """Every node, or those of the classes called `owner`."""
-    for node in ast.walk(tree):
-        if not owner:
-            yield node
-        elif isinstance(node, ast.ClassDef) and node.name == owner:
-            yield from node.body
-
-
-def _is_constructor(node: ast.AST) -> bool:
-    return isinstance(node, ast.FunctionDef) and node.name == "__init__"
-
-
-def _parameters(node: ast.AST) -> list[str]:
-    assert isinstance(node, ast.FunctionDef)
-    return [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from k3hal.backends.nvidia import deep_gemm, fla, flash_kda, flash_mla, triton_kernels
-from k3hal.backends.nvidia._library import Function, loaded
+from k3hal.dispatch.library import Function, loaded
 from k3hal.dispatch.ops._kda import delta_step
 from k3hal.dispatch.ops.kda_gate import kda_gate
 from k3hal.dispatch.ops.mx_dequantize import mx_dequantize
@@ -43,12 +42,11 @@ def installed(fakes: dict[Function, Callable[..., Any]]) -> Iterator[list[dict[s
 
 
 def _strict(function: Function, fake: Callable[..., Any], calls: list[dict[str, Any]]) -> Callable[..., Any]:
-    """`fake` under the recorded signature: an argument that is not in it is an error."""
-    kinds = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in function.parameters]
-    signature = inspect.Signature(kinds)
+    """`fake` under the recorded signature: an argument that is not in it, or one that lacks, is an error."""
+    signature = function.records[-1].signature
 
     def call(**arguments: Any) -> Any:
-        signature.bind_partial(**arguments)
+        signature.bind(**arguments)
         calls.append(arguments)
         return fake(**arguments)
 

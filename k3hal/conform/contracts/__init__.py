@@ -1,0 +1,1 @@
+"""Recorded contracts of vendor libraries against the sources they are of."""

@@ -1,0 +1,69 @@
+"""Emulators of vendors' operators, registered with torch under the schemas that are recorded: torch itself checks what
+an adapter calls them with."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from k3hal.dispatch.contracts import Record
+from k3hal.dispatch.library import OPS, Function, loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Emulator:
+    """What an operator does, in plain torch, and what its schema says that it returns."""
+
+    fn: Callable[..., Any]
+    returns: str = "Tensor"
+
+
+def schema_of(record: Record, returns: str) -> str:
+    """The schema as torch reads it."""
+    kinds = [p.kind is p.kind.KEYWORD_ONLY for p in record.parameters]
+    words = [f"{p.type} {p.name}" + ("" if p.default is None else f"={p.default}") for p in record.parameters]
+    if any(kinds):
+        words.insert(kinds.index(True), "*")
+    return f"{record.name}({', '.join(words)}) -> {returns}"
+
+
+@contextmanager
+def registered(emulators: Mapping[Function, Emulator]) -> Iterator[list[str]]:
+    """The operators exist for the CPU, and the modules that would register them can be imported. Gives the names of
+    those that are called, as they come."""
+    called: list[str] = []
+    before, libraries = dict(sys.modules), []
+    for function, emulator in emulators.items():
+        if function.load:
+            for part in (function.load.partition(".")[0], function.load):
+                sys.modules.setdefault(part, ModuleType(part))
+        libraries.append(_registered(function, emulator, called))
+    loaded.cache_clear()
+    try:
+        yield called
+    finally:
+        for library in libraries:
+            library._destroy()
+        for name in set(sys.modules) - set(before):
+            del sys.modules[name]
+        loaded.cache_clear()
+
+
+def _registered(function: Function, emulator: Emulator, called: list[str]) -> torch.library.Library:
+    record = function.records[-1]
+
+    def call(*args: Any, **named: Any) -> Any:
+        called.append(record.name)
+        given = dict(zip((p.name for p in record.parameters), args, strict=False))
+        return emulator.fn(**given, **named)
+
+    library = torch.library.Library(function.module.removeprefix(OPS), "FRAGMENT")
+    library.define(schema_of(record, emulator.returns))
+    library.impl(record.name, call, "CPU")
+    return library
