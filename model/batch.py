@@ -53,7 +53,8 @@ class VerifyBatch:
     `cu_seqlens` int32 [N + 1] offsets from the first of these R rows; `context_lens` int32 [N] tokens cached before, at
     least one. Each row seen as a sequence of its own: `row_tables` int32 [R, pages], `row_lens` int32 [R] tokens in the
     cache with it. All sequences made `width` rows long: `padded` int64 [N * width] the rows, each sequence's last one
-    repeated, and `packed` int64 [R] where among those each row is.
+    repeated, and `packed` int64 [R] where among those each row is; None where all are that long. Then the last rows of
+    a sequence may be padding (`row_lens` 0), and a sequence of nothing else has slot 0.
     """
 
     slots: Tensor
@@ -63,8 +64,8 @@ class VerifyBatch:
     row_tables: Tensor
     row_lens: Tensor
     width: int
-    padded: Tensor
-    packed: Tensor
+    padded: Tensor | None = None
+    packed: Tensor | None = None
 
     @property
     def size(self) -> int:
@@ -93,7 +94,7 @@ class StepBatch:
 
     @property
     def num_verify_rows(self) -> int:
-        return self.verify.packed.shape[0] if self.verify else 0
+        return self.verify.row_lens.shape[0] if self.verify else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,12 +37,12 @@ class Drafts:
 
         Sequences with fewer drafts than others repeat their last row behind it, which nothing looks at.
         """
-        rows = tuple(t.index_select(0, batch.padded) for t in inputs)
+        rows = inputs if batch.padded is None else tuple(t.index_select(0, batch.padded) for t in inputs)
         out, *records = self._verify(
             *rows, *self._weights, conv, state, batch.slots, batch.width, self.lower_bound, self.eps
         )
         self._records = tuple(records)
-        return out.index_select(0, batch.packed)
+        return out if batch.packed is None else out.index_select(0, batch.packed)
 
     def commit(self, kept: Tensor, batch: VerifyBatch, conv: Tensor, state: Tensor) -> None:
         """Advance the states by the first `kept` int32 [N] tokens of the batch that was verified last."""

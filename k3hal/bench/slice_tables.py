@@ -9,9 +9,14 @@ from k3hal.bench.tables import Table, where
 
 
 def slice_tables(report: Mapping[str, Any]) -> list[Table]:
-    """Decode, prefill, what is far from its floor, real steps of the engine, returning prompts, and the modelled whole."""
+    """Decode, prefill, what is far from its floor, real steps of the engine, what returns, and the modelled whole."""
     makers = (_decode, _prefill, _operators, _engine, _returning, _modelled)
     return [table for maker in makers if (table := maker(report)) is not None]
+
+
+def _key(report: Mapping[str, Any]) -> str:
+    """What tells a report's tables from those of others on the same page."""
+    return f"{report['model']['name']} {report['dtype']} {report['device'].partition(':')[0]}"
 
 
 def words(tokens: int) -> str:
@@ -72,7 +77,7 @@ def _decode(report: Mapping[str, Any]) -> Table | None:
             cells.append((*head, *blank, why))
     title = f"{_head(report)}: decode, us (x the operators' floors)"
     header = ("sequences", "context", *kinds, "step", "launch", "tokens/s")
-    return Table(f"slice decode {report['model']['name']} {report['dtype']}", title, header, cells, _notes(report))
+    return Table(f"slice decode {_key(report)}", title, header, cells, _notes(report))
 
 
 def _prefill(report: Mapping[str, Any]) -> Table | None:
@@ -91,7 +96,7 @@ def _prefill(report: Mapping[str, Any]) -> Table | None:
     chunk = report["settings"]["max_num_batched_tokens"]
     title = f"{_head(report)}: prefill in chunks of {chunk}, us (x the operators' floors)"
     header = ("tokens", *kinds, "all", "tokens/s")
-    return Table(f"slice prefill {report['model']['name']} {report['dtype']}", title, header, cells, _notes(report))
+    return Table(f"slice prefill {_key(report)}", title, header, cells, _notes(report))
 
 
 def _operators(report: Mapping[str, Any]) -> Table | None:
@@ -115,7 +120,7 @@ def _operators(report: Mapping[str, Any]) -> Table | None:
     rows = [(*key, *(row.get(column, "") for column in shown)) for key, row in sorted(cells.items(), key=_by_kind)]
     title = f"{_head(report)}: operators by themselves, us in a layer (x the floor)"
     header = ("layer", "operator", "provider", *shown)
-    return Table(f"slice operators {report['model']['name']} {report['dtype']}", title, header, rows, _notes(report))
+    return Table(f"slice operators {_key(report)}", title, header, rows, _notes(report))
 
 
 def _by_kind(item: tuple[tuple[str, str, str], Any]) -> str:
@@ -142,7 +147,7 @@ def _engine(report: Mapping[str, Any]) -> Table | None:
         f"The host's {', '.join(parts)} in us a step; idle: the device's share of time between steps.",
         where(report),
     ]
-    return Table(f"slice engine {report['model']['name']} {report['dtype']}", title, header, cells, notes)
+    return Table(f"slice engine {_key(report)}", title, header, cells, notes)
 
 
 def _returning(report: Mapping[str, Any]) -> Table | None:
@@ -158,7 +163,7 @@ def _returning(report: Mapping[str, Any]) -> Table | None:
     header = ("prompt", "first token ms", "cached when it returns", "first token ms then (least to most)")
     title = f"{_head(report)}: prompts whose head was answered before, one at a time"
     notes = [f"Each comes with {rows[0]['tail']} other tokens at its end.", where(report)]
-    return Table(f"slice returning {report['model']['name']} {report['dtype']}", title, header, cells, notes)
+    return Table(f"slice returning {_key(report)}", title, header, cells, notes)
 
 
 def _modelled(report: Mapping[str, Any]) -> Table | None:
@@ -184,4 +189,4 @@ def _modelled(report: Mapping[str, Any]) -> Table | None:
         where(report),
     ]
     header = ("sequences", "context", *parts, "step", "tokens/s")
-    return Table(f"slice modelled {name} {report['dtype']}", title, header, cells, notes)
+    return Table(f"slice modelled {_key(report)}", title, header, cells, notes)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from k3hal.engine.core import Runner
-from k3hal.engine.runner import StepModel
+from k3hal.engine.step_model import StepModel
 from k3hal.engine.step_plan import StepPlan, StepResult
 from k3hal.model.batch import CacheViews, StepBatch
 from k3hal.model.k3 import K3Model

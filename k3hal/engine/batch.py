@@ -43,7 +43,7 @@ def build_batch(
         decode = DecodeBatch(slots[:decodes], page_table[:decodes], seq_lens[:decodes])
     if plan.num_verifies:
         bounds = cu_seqlens[decodes : verifies.stop + 1] - decodes
-        verify = _verify_batch(plan, slots[verifies], page_table[verifies], bounds, context_lens[verifies])
+        verify = _verify_batch(plan, slots[verifies], page_table[verifies], bounds, context_lens[verifies], staging)
     if verifies.stop < plan.num_seqs:
         rest = slice(verifies.stop, None)
         context, bounds = context_lens[rest], cu_seqlens[rest]
@@ -56,7 +56,9 @@ def with_late_tokens(token_ids: Tensor, last: Tensor) -> Tensor:
     return torch.where(token_ids == NOT_YET, last, token_ids)
 
 
-def _verify_batch(plan: StepPlan, slots: Tensor, page_table: Tensor, bounds: Tensor, context: Tensor) -> VerifyBatch:
+def _verify_batch(
+    plan: StepPlan, slots: Tensor, page_table: Tensor, bounds: Tensor, context: Tensor, staging: Staging
+) -> VerifyBatch:
     """The sequences that verify drafts, also row by row and all of one width."""
     counts = plan.new_lens[plan.verifies].astype(np.int64)
     width, first = int(counts.max()), np.cumsum(counts) - counts
@@ -64,16 +66,8 @@ def _verify_batch(plan: StepPlan, slots: Tensor, page_table: Tensor, bounds: Ten
     owner = np.repeat(np.arange(counts.size), counts)
     place = np.arange(owner.size) - first[owner]
     lens = (plan.context_lens[plan.verifies][owner] + place + 1).astype(np.int32)
-    device = slots.device
-    rows, packed = _on(owner, device), _on(owner * width + place, device)
-    row_tables, row_lens = page_table[rows], _on(lens, device)
-    return VerifyBatch(
-        slots, page_table, bounds, context, row_tables, row_lens, width, _on(padded.reshape(-1), device), packed
-    )
-
-
-def _on(array: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(array).to(device)
+    rows, row_lens, padding, packed = staging.upload(owner, lens, padded.reshape(-1), owner * width + place)
+    return VerifyBatch(slots, page_table, bounds, context, page_table[rows], row_lens, width, padding, packed)
 
 
 def _sampled_rows(plan: StepPlan) -> np.ndarray:

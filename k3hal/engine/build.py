@@ -96,7 +96,8 @@ def build(source: Path | GeneratedModel, options: EngineOptions) -> BuiltEngine:
 
         def make(arena: CacheArena, max_model_len: int) -> ModelRunner:
             mover = tier.mover(arena, runtime) if tier else None
-            limits = GraphLimits(options.num_seqs, -(-max_model_len // layout.page_tokens)) if capturable else None
+            pages = -(-max_model_len // layout.page_tokens)
+            limits = GraphLimits(options.num_seqs, pages, drafts=options.num_drafts) if capturable else None
             return ModelRunner(
                 loaded, arena, sampler, ops.fn("step_metadata"), ops.fn("copy_pages"), mover,
                 staging=staging, runtime=runtime, graphs=limits,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -11,8 +12,17 @@ from torch import Tensor
 
 from k3hal.engine.interface import TokenLogprob
 from k3hal.engine.staging import Fetch, Fetched, Staging
+from k3hal.engine.step_plan import StepResult
 
 Sampled = tuple[list[int], list[TokenLogprob | None] | None]
+
+
+class Drawn(Protocol):
+    """What a step sampled, on its way."""
+
+    def answer(self, result: StepResult) -> StepResult:
+        """Wait for it, and return the step's answer with it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +89,11 @@ class Draw:
             self._sampled = token_ids, self._asked.entries(token_ids, *report) if self._asked else None
             self._collected(self, token_ids)
         return self._sampled
+
+    def answer(self, result: StepResult) -> StepResult:
+        """As `result`, put into a step's answer."""
+        token_ids, logprobs = self.result()
+        return replace(result, token_ids=token_ids, logprobs=logprobs)
 
 
 def logprobs_asked(logits: Tensor, rows: np.ndarray, counts: np.ndarray, staging: Staging) -> Asked | None:

@@ -173,6 +173,12 @@ class EngineOptions:
         """Who guesses tokens. Raises `UsageError`."""
         return None if self.draft is None else parse_drafter(self.draft)
 
+    @property
+    def num_drafts(self) -> int:
+        """Drafts that a sequence takes along at most. Raises `UsageError`."""
+        drafter = self.drafter()
+        return drafter.count if drafter else 0
+
     def batched_tokens(self, *, on_cpu: bool) -> int:
         """Tokens of a step: few on a CPU, where a step of many would hold up every decoding sequence for seconds."""
         return self.max_num_batched_tokens or max(512 if on_cpu else 8192, self.num_seqs)

@@ -12,9 +12,10 @@ from k3hal.dispatch.runtime import DeviceRuntime
 from k3hal.engine.cache.arena import CacheArena
 from k3hal.engine.cache.layout import CacheLayout
 from k3hal.engine.fit import Fitting, Gauge
-from k3hal.engine.graphs import batch_buckets, width_buckets
+from k3hal.engine.graphs import GraphLimits, batch_buckets, width_buckets
 from k3hal.engine.memory import CODE, GB, MemoryPlan, Needs, estimated_needs, gb, plan_memory
 from k3hal.engine.options import EngineOptions
+from k3hal.engine.verify_graphs import most_verified
 from k3hal.engine.warmup import Runner, Sizes
 from k3hal.errors import CapacityError
 from k3hal.model.checkpoint import Checkpoint
@@ -43,7 +44,7 @@ class Room:
         self._config, self._layout, self._options, self._runtime = checkpoint.config, layout, options, runtime
         self._on_cpu = runtime.device.vendor == "cpu"
         self.tokens = options.batched_tokens(on_cpu=self._on_cpu)
-        self._gauge, drafter = Gauge(runtime), options.drafter()
+        self._gauge = Gauge(runtime)
         self.estimate = self._plan(
             estimated_needs(
                 checkpoint.config,
@@ -53,7 +54,7 @@ class Room:
                 options.num_seqs,
                 counted=self._gauge.counted,
                 num_graphs=self._num_graphs() if graphs else 0,
-                drafts=drafter.count if drafter else 0,
+                drafts=options.num_drafts,
             )
         )
 
@@ -88,6 +89,7 @@ class Room:
                 vocab_size=self._config.vocab_size,
                 layout=self._layout,
                 num_runs=self.estimate.num_runs,
+                drafts=options.num_drafts,
             )
         )
 
@@ -97,8 +99,11 @@ class Room:
 
     def _num_graphs(self) -> int:
         longest = self._options.max_model_len or self._config.max_position_embeddings
-        batches, widths = batch_buckets(self._options.num_seqs), width_buckets(self._layout.pages_for(longest))
-        return len(batches) * len(widths)
+        limits = GraphLimits(self._options.num_seqs, self._layout.pages_for(longest), drafts=self._options.num_drafts)
+        # Of each that verifies there are two.
+        batches = len(batch_buckets(limits.max_num_seqs))
+        batches += 2 * len(batch_buckets(most_verified(limits))) if limits.drafts else 0
+        return batches * len(width_buckets(limits.max_pages))
 
     def _plan(self, needs: Needs) -> MemoryPlan:
         budget = self._options.memory_budget

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,46 +16,25 @@ from k3hal.dispatch.runtime import DeviceRuntime
 from k3hal.engine.batch import build_batch
 from k3hal.engine.cache.arena import CacheArena
 from k3hal.engine.cache.interface import PageCopies
-from k3hal.engine.draws import Draw
-from k3hal.engine.graphs import DecodeGraphs, GraphLimits
+from k3hal.engine.decode_graphs import DecodeGraphs
+from k3hal.engine.draws import Drawn
+from k3hal.engine.graphs import Around, GraphLimits
 from k3hal.engine.sampler import Sampler
 from k3hal.engine.staging import Staging
+from k3hal.engine.step_model import StepModel, VerifyingModel
 from k3hal.engine.step_plan import BEFORE_ALL, StepPlan, StepResult
 from k3hal.engine.step_times import StepTimes
 from k3hal.engine.tier.mover import Mover
-from k3hal.engine.verify import sample_drafts
+from k3hal.engine.verify import VerifyDraw, sample_drafts, verified_rows
+from k3hal.engine.verify_graphs import VerifyGraphs
 from k3hal.errors import DeviceLostError
-from k3hal.model.batch import CacheViews, StepBatch
-
-
-class StepModel(Protocol):
-    """What the runner needs of a model."""
-
-    def forward(self, batch: StepBatch, cache: CacheViews, aux_layers: Sequence[int] = ()) -> Tensor:
-        """Hidden states [T, D] after the final norm."""
-        ...
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """fp32 [R, V] of hidden states [R, D]."""
-        ...
-
-
-@runtime_checkable
-class VerifyingModel(StepModel, Protocol):
-    """A model that takes drafts."""
-
-    def commit(self, batch: StepBatch, cache: CacheViews, kept: Tensor) -> None:
-        """Leave the state of each sequence of `batch.verify` as after its first `kept` int32 [N] new tokens.
-
-        Called once after each forward pass over such a batch, before the next one.
-        """
-        ...
+from k3hal.model.batch import StepBatch
 
 
 class Launched:
     """A step whose work is queued on the device, or done."""
 
-    def __init__(self, runner: ModelRunner, answer: StepResult, draw: Draw | None = None) -> None:
+    def __init__(self, runner: ModelRunner, answer: StepResult, draw: Drawn | None = None) -> None:
         self._runner, self._answer, self._draw = runner, answer, draw
 
     def result(self) -> StepResult:
@@ -68,8 +47,8 @@ class ModelRunner:
 
     The step observers in force when it is made are told of every step (`dispatch/observe.py`). On a device that works
     while the host goes on (`staging`, which the sampler shares), `launch` queues steps one behind the other. With
-    `graphs` and a runtime that has them, steps that only decode are replays, once `prepare` has captured them; not
-    where operators or steps are observed.
+    `graphs` and a runtime that has them, steps without prompts are replays, once `prepare` has captured them; not where
+    operators or steps are observed.
     """
 
     def __init__(
@@ -98,6 +77,7 @@ class ModelRunner:
         captures = runtime is not None and runtime.supports_graphs and not must_see_every_call()
         self._limits = graphs if captures else None
         self._graphs: DecodeGraphs | None = None
+        self._verifying: VerifyGraphs | None = None
         self._epoch = BEFORE_ALL
 
     @property
@@ -108,7 +88,7 @@ class ModelRunner:
     @property
     def replays(self) -> int:
         """Steps that were replays of a graph."""
-        return self._graphs.replays if self._graphs else 0
+        return sum(graphs.replays for graphs in (self._graphs, self._verifying) if graphs)
 
     def prepare(self, buckets: Sequence[int] | None = None) -> None:
         """Capture the graphs there shall be, for batches of `buckets` sequences (by default `batch_buckets`).
@@ -119,11 +99,17 @@ class ModelRunner:
         if self._limits is None:
             return
         assert self._runtime is not None
-        graphs = DecodeGraphs(
+        around = Around(
             self.model, self.arena.views, self._step_metadata, self.arena.layout.page_tokens, self._sampler,
-            self._staging, self._runtime, self._limits,
+            self._staging, self._runtime,
         )  # fmt: skip
-        graphs.prepare(buckets)
+        pool = self._runtime.graph_pool()
+        graphs = DecodeGraphs(around, self._limits)
+        graphs.prepare(buckets, pool)
+        if self._limits.drafts:
+            verifying = VerifyGraphs(around, self._limits)
+            verifying.prepare(None, pool)
+            self._verifying = verifying
         self._graphs = graphs
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -147,13 +133,13 @@ class ModelRunner:
                 self.timings.ends()
             return launched
 
-    def finish(self, answer: StepResult, draw: Draw | None) -> StepResult:
+    def finish(self, answer: StepResult, draw: Drawn | None) -> StepResult:
         """The answer with what was sampled; waits for that."""
         with self._guarded():
             with self.timings.part("wait") if self.timings else nullcontext():
-                token_ids, logprobs = draw.result() if draw else (answer.token_ids, answer.logprobs)
+                answer = draw.answer(answer) if draw else answer
             moved = self._mover.finished() if self._mover else ()
-        return replace(answer, token_ids=token_ids, logprobs=logprobs, transferred=moved)
+        return replace(answer, transferred=moved)
 
     def _launch(self, plan: StepPlan) -> Launched:
         self._begin(plan)
@@ -162,11 +148,11 @@ class ModelRunner:
         if not plan.num_seqs:
             return Launched(self, StepResult(plan.epoch, []))
         if plan.num_verifies:
-            return Launched(self, self._verify(plan))
+            return self._verify(plan)
         draw = self._replay(plan) if self._graphs and self._graphs.fits(plan) else self._decode(plan)
         return Launched(self, StepResult(plan.epoch, [], failures=self._sampler.take_failures()), draw)
 
-    def _replay(self, plan: StepPlan) -> Draw | None:
+    def _replay(self, plan: StepPlan) -> Drawn | None:
         """Queue a step that has a graph."""
         assert self._graphs is not None
         decoded = self._graphs.run(plan, self.timings.begins if self.timings else None)
@@ -180,7 +166,7 @@ class ModelRunner:
             logits = logits[self._staging.upload(plan.sampled)[0]]
         return self._sampler.launch(logits, rows, plan.positions)
 
-    def _decode(self, plan: StepPlan) -> Draw | None:
+    def _decode(self, plan: StepPlan) -> Drawn | None:
         """Queue a step as it comes."""
         if self.timings:
             self.timings.begins()
@@ -190,13 +176,28 @@ class ModelRunner:
         logits = self.model.logits(hidden[batch.logit_rows])
         return self._sampler.launch(logits, plan.rows[plan.sampled], plan.positions)
 
-    def _verify(self, plan: StepPlan) -> StepResult:
-        """Run a step that has drafts."""
+    def _verify(self, plan: StepPlan) -> Launched:
+        """Queue or run a step that has drafts."""
+        if self._verifying and self._verifying.fits(plan):
+            return self._verify_replay(plan, self._verifying)
         _verifying(self.model)
         hidden, batch = self._forward(plan)
         result = sample_drafts(plan, self.model.logits(hidden[batch.logit_rows]), self._sampler)
         self._commit(plan, batch, result.accepted)
-        return replace(result, failures=self._sampler.take_failures())
+        return Launched(self, replace(result, failures=self._sampler.take_failures()))
+
+    def _verify_replay(self, plan: StepPlan, graphs: VerifyGraphs) -> Launched:
+        """A step with drafts that has a graph: queued where nothing but the likeliest tokens is asked for, else run."""
+        verified = graphs.run(plan, self.timings.begins if self.timings else None)
+        if self._sampler.plain(plan.rows[plan.sampled]):
+            graphs.commit(plan)
+            return Launched(self, StepResult(plan.epoch, []), VerifyDraw(plan, verified, self._staging))
+        (rows,) = self._staging.upload(verified_rows(plan, verified.logits.shape[1]))
+        result = sample_drafts(plan, verified.logits.flatten(0, 1)[rows], self._sampler)
+        kept = np.ones(plan.num_seqs, np.int32)
+        kept[plan.verifies] += np.array(result.accepted, np.int32)
+        graphs.commit(plan, self._staging.upload(kept)[0])
+        return Launched(self, replace(result, failures=self._sampler.take_failures()))
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:

@@ -127,6 +127,19 @@ class Sampler:
         best, tokens = logits.max(-1)
         return self._keep(tokens, torch.isfinite(best), rows)
 
+    def pick_drafts(self, logits: Tensor, token_ids: Tensor, real: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """As `pick`, of sequences that verify drafts: the tokens int64 [B, Q] of logits fp32 [B, Q, V], and how many
+        drafts int64 [B] are what was picked before them, up to the first that is not.
+
+        `token_ids` int64 [B, Q] are a token and its drafts, those that are `real` bool [B, Q].
+        """
+        best, likeliest = logits.max(-1)
+        tokens = torch.where(torch.isfinite(best), likeliest, -1)
+        right = (token_ids[:, 1:] == tokens[:, :-1]) & real[:, 1:]
+        accepted = right.int().cumprod(1).sum(1)
+        self._last[rows] = likeliest.gather(1, accepted.unsqueeze(1)).squeeze(1)
+        return tokens, accepted
+
     def picked(self, tokens: Tensor, rows: np.ndarray, picks: np.ndarray) -> Draw:
         """What `pick` gave to plain rows: `tokens` int64 [B], those at `picks` int64 [S], which belong to `rows`."""
         return self._begun(Draw(self._staging, tokens, self._collect(rows.tolist()), picks=picks))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from k3hal.engine.interface import TokenLogprob
+from k3hal.engine.staging import Staging
 from k3hal.engine.step_plan import StepPlan, StepResult
 
 
@@ -60,3 +62,33 @@ def _spans(plan: StepPlan) -> tuple[np.ndarray, list[list[int]]]:
         drafts.append(plan.token_ids[ends[seq] - count + 1 : ends[seq]].tolist())
         row += count
     return np.array(begins, np.int64), drafts
+
+
+class Picked(Protocol):
+    """`tokens` int64 [N, Q] and `accepted` int64 [N] as of `Sampler.pick_drafts`."""
+
+    @property
+    def tokens(self) -> Tensor: ...
+
+    @property
+    def accepted(self) -> Tensor: ...
+
+
+class VerifyDraw:
+    """The likeliest tokens of a step that verified drafts, on their way from the device to the host."""
+
+    def __init__(self, plan: StepPlan, picked: Picked, staging: Staging) -> None:
+        self._plan = plan
+        self._coming = staging.fetch(picked.tokens, picked.accepted)
+
+    def answer(self, result: StepResult) -> StepResult:
+        """Wait for them, and put them into a step's answer."""
+        tokens, accepted = self._coming.lists()
+        token_ids = [token for i in self._plan.sampled.tolist() for token in tokens[i][: accepted[i] + 1]]
+        return replace(result, token_ids=token_ids, accepted=accepted[self._plan.verifies])
+
+
+def verified_rows(plan: StepPlan, width: int) -> np.ndarray:
+    """Where the rows of `StepBatch.logit_rows` are, int64 [R], when every sequence has `width` rows."""
+    sampled = plan.sampled.tolist()
+    return np.concatenate([seq * width + np.arange(int(plan.new_lens[seq])) for seq in sampled])

@@ -44,6 +44,7 @@ class Sizes:
     vocab_size: int
     layout: CacheLayout
     num_runs: int
+    drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,30 +69,58 @@ def trials(sizes: Sizes, arena_runs: int | None = None) -> Iterator[Trial]:
     rest = max(min(tokens - (seqs - 1), length - 1), 1)
     beside = [*decodes[: seqs - 1], length - rest]
     last = min(chunk, length - 1)
+    prompts = "--max-num-batched-tokens"
     steps = [
-        (f"the largest prompt of one step ({chunk} tokens)", "--max-num-batched-tokens", [0] * len(full), full, 0),
-        (f"{len(many)} prompts in one step", "--max-num-batched-tokens or --max-num-seqs", [0] * len(many), many, 0),
-        (f"the largest batch ({seqs} sequences, up to {length} tokens)", "--max-num-seqs", decodes, [1] * seqs, seqs),
-        (
+        _Step(f"the largest prompt of one step ({chunk} tokens)", prompts, [0] * len(full), full),
+        _Step(f"{len(many)} prompts in one step", f"{prompts} or --max-num-seqs", [0] * len(many), many),
+        _Step(
+            f"the largest batch ({seqs} sequences, up to {length} tokens)", "--max-num-seqs", decodes, [1] * seqs, seqs
+        ),
+        _Step(
             f"the end of the longest prompt ({length} tokens)",
-            "--max-model-len or --max-num-batched-tokens",
+            f"--max-model-len or {prompts}",
             [length - last],
             [last],
-            0,
         ),
-        (
+        _Step(
             f"the end of the longest prompt ({length} tokens) beside the largest batch",
-            "--max-model-len or --max-num-batched-tokens",
+            f"--max-model-len or {prompts}",
             beside,
             [*[1] * (seqs - 1), rest],
             seqs - 1,
         ),
-        ("a batch without sampling", "--max-num-seqs", decodes, [1] * seqs, seqs),
+        *_with_drafts(sizes, decodes),
+        _Step("a batch without sampling", "--max-num-seqs", decodes, [1] * seqs, seqs, sampling=False),
     ]
-    for number, (name, flag, contexts, new, num_decodes) in enumerate(steps):
-        sampling = _everything(number) if number < len(steps) - 1 else _nothing()
-        plan = _plan(sizes, arena_runs or sizes.num_runs, BEFORE_ALL + 1 + number, contexts, new, num_decodes, sampling)
-        yield Trial(name, flag, plan)
+    for number, step in enumerate(steps):
+        plan = _plan(sizes, arena_runs or sizes.num_runs, number, step)
+        yield Trial(step.name, step.flag, plan)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Cached and new tokens of each sequence, those that decode and those that verify drafts first."""
+
+    name: str
+    flag: str
+    contexts: Sequence[int]
+    new: Sequence[int]
+    num_decodes: int = 0
+    num_verifies: int = 0
+    sampling: bool = True
+
+
+def _with_drafts(sizes: Sizes, decodes: Sequence[int]) -> Iterator[_Step]:
+    """The largest batch with as many drafts as there may be: they take half of a step's tokens at most."""
+    seqs, drafts = sizes.max_num_seqs, sizes.drafts
+    verifying = min(seqs, sizes.max_num_batched_tokens // 2 // drafts) if drafts else 0
+    most = sizes.max_model_len - 1 - drafts
+    if verifying and most > 0:
+        name = f"the largest batch ({seqs} sequences) with {drafts} drafts for {verifying} of them"
+        # The longest is among them.
+        contexts = [min(context, most) if i >= seqs - verifying else context for i, context in enumerate(decodes[::-1])]
+        new = [*[1] * (seqs - verifying), *[1 + drafts] * verifying]
+        yield _Step(name, "--draft or --max-num-seqs", contexts, new, seqs - verifying, verifying)
 
 
 def _split(total: int, parts: int) -> list[int]:
@@ -107,16 +136,10 @@ def _contexts(sizes: Sizes, count: int) -> list[int]:
     return [longest, *[each] * (count - 1)]
 
 
-def _plan(
-    sizes: Sizes,
-    arena_runs: int,
-    epoch: int,
-    contexts: Sequence[int],
-    new: Sequence[int],
-    num_decodes: int,
-    sampling: Sampling,
-) -> StepPlan:
-    """A step of sequences with these cached and new tokens; KV lies in the first run behind the null run."""
+def _plan(sizes: Sizes, arena_runs: int, number: int, step: _Step) -> StepPlan:
+    """The plan of a step; KV lies in the first run behind the null run."""
+    contexts, new = step.contexts, step.new
+    sampling = _everything(number) if step.sampling else _nothing()
     count, layout = len(new), sizes.layout
     numbers = np.arange(count)
     first = min(2, arena_runs - 1)
@@ -125,8 +148,9 @@ def _plan(
     used = np.arange(max(pages)) < np.array(pages)[:, None]
     prompt = np.zeros(max(contexts) + 1, np.int64)
     return StepPlan(
-        epoch=epoch,
-        num_decodes=num_decodes,
+        epoch=BEFORE_ALL + 1 + number,
+        num_decodes=step.num_decodes,
+        num_verifies=step.num_verifies,
         rows=numbers.astype(np.int32),
         slots=(first + numbers % (arena_runs - first)).astype(np.int32),
         context_lens=np.array(contexts, np.int32),

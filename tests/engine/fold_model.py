@@ -92,21 +92,25 @@ class FoldModel:
         tokens, kv_rows = batch.token_ids.tolist(), batch.kv_rows.tolist()
         hidden: list[np.ndarray] = []
         for number, (slot, pages, context, begin, end) in enumerate(_spans(batch)):
-            if context < 0:
-                assert (slot, kv_rows[begin]) == (0, -1), "a padding row that would write"
-                hidden.append(_pack(0))
+            if not slot:
+                assert set(kv_rows[begin:end]) == {-1}, "a padding row that would write"
+                hidden += [_pack(0)] * (end - begin)
                 continue
-            assert slot > 0, "a sequence in the null slot"
+            assert context >= 0, "a sequence without tokens"
             after: list[tuple[int, list[float]]] = []
             prefix = self._read(cells, slot, pages, context) if context else 0
             history = cells.conv[0][slot, :, 0].tolist() if context else [-1.0] * 3
-            for t in range(begin, end):
+            real = [t for t in range(begin, end) if kv_rows[t] >= 0]
+            assert real == list(range(begin, begin + len(real))) and real, "padding before a sequence's tokens"
+            hidden_end = len(hidden) + end - begin
+            for t in real:
                 self.parents[fold(prefix, tokens[t])] = prefix, tokens[t]
                 prefix = fold(prefix, tokens[t])
                 cells.write_kv(kv_rows[t], prefix)
                 history = [*history[1:], float(tokens[t])]
                 hidden.append(_pack(prefix))
                 after.append((prefix, history))
+            hidden += [_pack(0)] * (hidden_end - len(hidden))
             if first_verify <= number < end_verify:
                 self._verified[slot] = after
             else:
@@ -118,6 +122,8 @@ class FoldModel:
         assert batch.verify is not None
         cells = _Cells(cache)
         for slot, count in zip(batch.verify.slots.tolist(), kept.tolist(), strict=True):
+            if not slot:
+                continue
             cells.write_state(slot, *self._verified.pop(slot)[count - 1])
             self.accepted += count - 1
 
@@ -175,7 +181,7 @@ class _Cells:
 
 
 def _spans(batch: StepBatch) -> list[tuple[int, list[int], int, int, int]]:
-    """(slot, pages, context, first row, end row) of every sequence; the context of a padding row is -1."""
+    """(slot, pages, context, first row, end row) of every sequence."""
     spans: list[tuple[int, list[int], int, int, int]] = []
     if (decode := batch.decode) is not None:
         for i in range(decode.size):
@@ -184,7 +190,7 @@ def _spans(batch: StepBatch) -> list[tuple[int, list[int], int, int, int]]:
     if (verify := batch.verify) is not None:
         ends = (verify.cu_seqlens + batch.num_decodes).tolist()
         for i, context in enumerate(verify.context_lens.tolist()):
-            assert context > 0, "drafts before anything is computed"
+            assert context > 0 or not verify.slots[i], "drafts before anything is computed"
             spans.append((int(verify.slots[i]), verify.page_table[i].tolist(), context, ends[i], ends[i + 1]))
     if (prefill := batch.prefill) is not None:
         ends = (prefill.cu_seqlens + (spans[-1][4] if spans else 0)).tolist()

@@ -141,7 +141,8 @@ class Harness:
         self.runtime = ClosureRuntime() if self.graphs else None
         staging = Staging(CPU, self.runtime)
         sampler = Sampler(VOCAB, self.max_num_seqs, CPU, sample, staging)
-        limits = GraphLimits(self.max_num_seqs, -(-self.max_model_len // self.page_tokens), least_width=2)
+        pages = -(-self.max_model_len // self.page_tokens)
+        limits = GraphLimits(self.max_num_seqs, pages, least_width=2, drafts=self.drafts)
         self.runner = ModelRunner(
             self.model, self.arena, sampler, step_metadata, self.copy_pages, self.kit.mover if self.kit else None,
             staging=staging, runtime=self.runtime, graphs=limits,

@@ -381,6 +381,7 @@ def test_trials_are_steps_that_a_scheduler_could_plan(
     assert max(plan.num_tokens for plan in found) == most
     assert max(int((plan.context_lens + plan.new_lens).max()) for plan in found) == length
     assert max(plan.num_decodes for plan in found) == seqs
+    assert not any(plan.num_verifies for plan in found)
     rich, plain = found[0].bindings[0].sampling, found[-1].bindings
     assert rich.penalised
     assert rich.logprobs
@@ -432,6 +433,19 @@ def test_a_plan_keeps_its_budget_and_holds_a_sequence(
     assert layout.runs_for(1, plan.max_model_len) <= plan.num_runs
     report = plan.report()
     assert report["total"] == sum(item["bytes"] for item in report["items"])
+
+
+@pytest.mark.parametrize(("seqs", "tokens", "drafts", "verifying"), [(4, 64, 3, 4), (8, 32, 5, 3), (4, 4, 3, 0)])
+def test_the_largest_batch_is_tried_with_drafts(seqs: int, tokens: int, drafts: int, verifying: int) -> None:
+    sizes = Sizes(seqs, tokens, 40, VOCAB, LAYOUT, 50, drafts)
+    found = [trial for trial in trials(sizes) if trial.plan.num_verifies]
+    assert len(found) == (verifying > 0)
+    for trial in found:
+        plan = trial.plan
+        assert (plan.num_decodes, plan.num_verifies) == (seqs - verifying, verifying)
+        assert plan.new_lens.tolist() == [1] * (seqs - verifying) + [1 + drafts] * verifying
+        assert int((plan.context_lens + plan.new_lens).max()) == 40
+        assert "--draft" in trial.flag and f"{drafts} drafts for {verifying} of them" in trial.name
 
 
 @pytest.mark.parametrize("rows", [1, 4, 5, 64, 100])

@@ -154,7 +154,9 @@ class Stale(ClosureRuntime):
 def test_a_graph_that_gives_other_logits_is_refused_at_once(nano_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served_by_closures(monkeypatch)
     monkeypatch.setattr(build, "runtime_for", lambda device: Stale(device, good=1))
-    with pytest.raises(BackendError, match=r"the graph for 2 sequences of 1 pages gives other logits .*--no-graphs"):
+    with pytest.raises(
+        BackendError, match=r"the graph for decoding with 2 sequences of 1 pages gives other logits .*--no-graphs"
+    ):
         LLM(nano_dir, **SIZES)
 
 

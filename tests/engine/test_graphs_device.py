@@ -15,9 +15,19 @@ from k3hal.engine.step_plan import StepPlan
 from k3hal.llm import LLM
 from k3hal.sampling_params import SamplingParams
 
-from .test_async_depth import MIXED
+from .test_draft_llm import foresee, say
 
 pytestmark = pytest.mark.device
+MIXED = [
+    SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True),
+    SamplingParams(temperature=1.0, seed=5, top_k=4, max_tokens=12, logprobs=3),
+    SamplingParams(temperature=0.7, seed=6, top_k=3, top_p=0.9, min_p=0.01, max_tokens=12, min_tokens=4),
+    SamplingParams(temperature=1.0, seed=7, top_k=4, presence_penalty=0.4, frequency_penalty=0.2, max_tokens=16),
+    SamplingParams(temperature=1.0, seed=8, top_k=4, logit_bias={5: 4.0, 7: -50.0}, max_tokens=6),
+    SamplingParams(temperature=1.0, seed=9, top_k=4, n=2, max_tokens=8, repetition_penalty=1.2),
+]
+"""Every feature, among few tokens: a product of other rows is rounded otherwise, and among thousands of tokens that are
+alike in likelihood a random number soon falls between two whose border has moved."""
 PROMPTS = [[3 + i] * (5 + 17 * i) for i in range(len(MIXED))]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 
@@ -31,7 +41,7 @@ def cuda() -> None:
 @contextmanager
 def loaded(folder: Path, **options: Any) -> Iterator[tuple[LLM, Any, Any]]:
     """Nano in float32 on the device, with its core and its runner."""
-    sizes = {"device": "cuda", "dtype": "float32", "max_model_len": 512, "max_num_seqs": 4, "memory_budget": 2.0}
+    sizes = {"device": "cuda", "dtype": "float32", "max_model_len": 512, "max_num_seqs": 4, "memory_budget": 8.0}
     with LLM(folder, **(sizes | options)) as model:
         core = model._engine.engine.core
         yield model, core, core.runner
@@ -51,6 +61,19 @@ def test_graphs_and_steps_ahead_change_no_output(nano_dir: Path) -> None:
         with loaded(nano_dir, async_depth=depth) as (model, core, runner):
             assert (answers(model, GREEDY), answers(model, MIXED)) == expected
             assert runner.replays > 40 and core.flights.depth == depth
+
+
+def test_drafts_change_no_output_and_are_verified_in_graphs(nano_dir: Path) -> None:
+    with loaded(nano_dir, graphs=False) as (model, _, _):
+        greedy, mixed = say(model, PROMPTS, GREEDY), say(model, PROMPTS, MIXED)
+    for graphs in (True, False):
+        with loaded(nano_dir, graphs=graphs, draft="ngram:4") as (model, core, runner):
+            assert core.flights.depth == 1
+            for expected, params in ((greedy, GREEDY), (mixed, MIXED)):
+                drafter = foresee(model, PROMPTS, expected, 3)
+                assert [end[:2] for end in say(model, PROMPTS, params)] == [end[:2] for end in expected]
+                assert drafter.calls > 5
+            assert (runner._verifying.replays > 10) if graphs else runner._verifying is None
 
 
 def test_by_default_a_step_is_planned_while_one_runs(nano_dir: Path) -> None:

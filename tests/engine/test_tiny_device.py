@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,10 +27,10 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _answers(folder: Path, device: str, **options: object) -> list[list[int]]:
+def _answers(folder: Path, device: str, **options: Any) -> list[list[int]]:
     prompts = [[random.Random(n).randrange(256) for _ in range(n)] for n in LENGTHS]
-    sizes = {"dtype": "float32", "max_model_len": 2048, "max_num_seqs": 8, "memory_budget": 4.0}
-    with LLM(folder, device=device, **(sizes | options)) as model:  # pyright: ignore[reportArgumentType]
+    sizes: dict[str, Any] = {"dtype": "float32", "max_model_len": 2048, "max_num_seqs": 8, "memory_budget": 4.0}
+    with LLM(folder, device=device, **(sizes | options)) as model:
         return [output.outputs[0].token_ids for output in model.generate(prompts, GREEDY)]
 
 
