@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,14 +49,22 @@ class Build:
         fn, prepared = self.ops.fn(op), self.ops.prepare(op, weight=weight)["weight"]
         return lambda x: fn(x, prepared)
 
-    def fuse_rows(self, names: list[str], rows: list[int], columns: int, multiple: int = 1) -> Tensor:
+    def summed(self, fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """`fn`, whose results on the ranks are partial sums, added up."""
+        sum_up = self.parallel.sum_up
+        return fn if self.parallel.world == 1 else lambda x: sum_up(fn(x))
+
+    def fuse_rows(
+        self, names: list[str], rows: list[int], columns: int, multiple: int = 1, whole: Collection[str] = ()
+    ) -> Tensor:
         """One weight [R, columns] whose row blocks are the named column-parallel weights, in order.
 
-        R is the sum of `rows`, made a multiple of `multiple` by rows of zeros.
+        R is the sum of `rows`, made a multiple of `multiple` by rows of zeros. Those in `whole` are the same on every
+        rank.
         """
         total = sum(rows)
         out = torch.empty(-(-total // multiple) * multiple, columns, dtype=self.dtype, device=self.device)
         out[total:] = 0
         for name, part in zip(names, out[:total].split(rows), strict=True):
-            self.reader.fill(part, name, shard=self.parallel.column())
+            self.reader.fill(part, name, shard=None if name in whole else self.parallel.column())
         return out

@@ -41,12 +41,13 @@ class K3Model:
         cfg = build.cfg
         self.cfg, self.num_blocks = cfg, block_count(cfg)
         self.embed = build.ops.fn("embed")
-        self.embedding = build.reader.get(f"{cfg.prefix}embed_tokens.weight", shard=build.parallel.column())
+        self.embedding = build.reader.get(f"{cfg.prefix}embed_tokens.weight")
         self.layers = [Layer(build, i) for i in range(cfg.num_layers)]
         self.final = final_join(build)
         self.norm = build.ops.fn("rms_norm")
-        head = build.reader.get(cfg.lm_head_name, shard=build.parallel.column())
-        self.head = build.linear(head, op="linear_fp32")
+        part = build.parallel.vocabulary(cfg.vocab_size)
+        self.head = build.linear(build.reader.get(cfg.lm_head_name, shard=part), op="linear_fp32")
+        self.put_together = build.parallel.put_together if part else None
 
     @classmethod
     def load(
@@ -59,8 +60,13 @@ class K3Model:
         dtype: torch.dtype = torch.bfloat16,
         parallel: ParallelPlan | None = None,
     ) -> K3Model:
-        """Read every weight once, fused as the operators want. `dtype` is the activation and dense-weight dtype."""
-        return cls(Build(cfg, ops, reader, torch.device(device), dtype, parallel or ParallelPlan()))
+        """Read every weight once, fused as the operators want. `dtype` is the activation and dense-weight dtype.
+
+        Raises `UnsupportedError` for a model that does not divide over the ranks of `parallel`.
+        """
+        parallel = parallel or ParallelPlan()
+        parallel.check(cfg)
+        return cls(Build(cfg, ops, reader, torch.device(device), dtype, parallel))
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, cache: CacheViews, aux_layers: Collection[int] = ()) -> Tensor:
@@ -117,4 +123,5 @@ class K3Model:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Final-normed hidden [R, D] to fp32 logits [R, vocab]."""
-        return self.head(hidden)
+        logits = self.head(hidden)
+        return logits if self.put_together is None else self.put_together(logits)

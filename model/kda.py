@@ -33,7 +33,8 @@ class KDA:
         parts += [("f_a_proj", cfg.kda_head_dim), ("b_proj", self.heads)]
         self.split = [3 * width, gate[1], cfg.kda_head_dim, self.heads]
         names, rows = [name(f"{p}.weight") for p, _ in parts], [n for _, n in parts]
-        fused = build.fuse_rows(names, rows, cfg.hidden_size, ALIGNED_ROWS)
+        whole = [name("f_a_proj.weight"), name("g_a_proj.weight")]
+        fused = build.fuse_rows(names, rows, cfg.hidden_size, ALIGNED_ROWS, whole)
         self.split.append(fused.shape[0] - sum(rows))
         self.in_proj = build.linear(fused)
         column = build.parallel.column()
@@ -45,15 +46,15 @@ class KDA:
         small = {
             "conv_weight": conv_weight,
             # Stored longer than the head count (padding) or as [1, 1, H, 1]: only the first H entries mean anything.
-            "A_log": reader.get(name("A_log"), torch.float32).flatten()[: self.heads].contiguous(),
-            "dt_bias": reader.get(name("dt_bias"), torch.float32).view(self.heads, self.head_dim),
+            "A_log": reader.get(name("A_log"), torch.float32).flatten()[build.parallel.own(cfg.kda_heads)].contiguous(),
+            "dt_bias": reader.get(name("dt_bias"), torch.float32, shard=column).view(self.heads, self.head_dim),
             "norm_weight": reader.get(name("o_norm.weight"), torch.float32),
         }
         # A provider may lay these out anew, so each phase has its own; in the operators' argument order.
         prefill = build.ops.prepare("kda_prefill", layer, "prefill", **small)
         decode = build.ops.prepare("kda_decode", layer, "decode", **small)
         self.prefill_weights, self.decode_weights = (tuple(w[key] for key in small) for w in (prefill, decode))
-        self.o_proj = build.linear(reader.get(name("o_proj.weight"), shard=build.parallel.row()))
+        self.o_proj = build.summed(build.linear(reader.get(name("o_proj.weight"), shard=build.parallel.row())))
         self.drafts = Drafts(build, layer, self, small) if build.ops.has("kda_verify", layer, "verify") else None
 
     def __call__(self, x: Tensor, batch: StepBatch, cache: CacheViews) -> Tensor:

@@ -40,7 +40,8 @@ class MLA:
         self.split = [n for _, n in parts[1:]]
         self.split = [first[1], self.rank, self.rope, *self.split[1:]]
         rows = [n for _, n in parts]
-        fused = build.fuse_rows([name(p) for p, _ in parts], rows, cfg.hidden_size, ALIGNED_ROWS)
+        whole = [name("q_a_proj"), name("kv_a_proj_with_mqa")]
+        fused = build.fuse_rows([name(p) for p, _ in parts], rows, cfg.hidden_size, ALIGNED_ROWS, whole)
         self.split.append(fused.shape[0] - sum(rows))
         self.in_proj = build.linear(fused)
         self.q_norm = reader.get(name("q_a_layernorm")) if cfg.q_lora_rank else None
@@ -52,7 +53,7 @@ class MLA:
         self.head_linear = build.ops.fn("head_linear", layer, "decode")
         prepare = partial(build.ops.prepare, "head_linear", layer, "decode")
         self.absorb, self.expand = prepare(weight=self.w_uk.mT)["weight"], prepare(weight=self.w_uv)["weight"]
-        self.o_proj = build.linear(reader.get(name("o_proj"), shard=build.parallel.row()))
+        self.o_proj = build.summed(build.linear(reader.get(name("o_proj"), shard=build.parallel.row())))
 
     def __call__(self, x: Tensor, batch: StepBatch, cache: CacheViews) -> Tensor:
         """x [T, D], normed, to [T, D]; inserts the latents of every row before any is attended to."""

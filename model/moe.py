@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from k3hal.model.context import Build
+from k3hal.model.requests import experts_op
 
 
 def activation(build: Build, layer: int) -> Callable[[Tensor], Tensor]:
@@ -28,7 +29,7 @@ def mlp_weights(build: Build, layer: int, prefix: str, intermediate: int) -> tup
 
 
 class MLP:
-    """A gated MLP: a dense layer's, or the fused shared experts'."""
+    """A gated MLP: a dense layer's, or the fused shared experts'. Its sums are those of this rank's channels."""
 
     def __init__(self, build: Build, layer: int, gate_up: Tensor, down: Tensor) -> None:
         self.act = activation(build, layer)
@@ -38,9 +39,9 @@ class MLP:
         return self.down(self.act(self.gate_up(x)))
 
 
-def dense_mlp(build: Build, layer: int) -> MLP:
+def dense_mlp(build: Build, layer: int) -> Callable[[Tensor], Tensor]:
     """The MLP of a layer before `first_k_dense_replace`."""
-    return MLP(build, layer, *mlp_weights(build, layer, "mlp", build.cfg.intermediate_size))
+    return build.summed(MLP(build, layer, *mlp_weights(build, layer, "mlp", build.cfg.intermediate_size)))
 
 
 class MoE:
@@ -60,36 +61,75 @@ class MoE:
         self.bias = reader.get(name("gate.e_score_correction_bias"), torch.float32)
         shared_size = cfg.num_shared_experts * cfg.moe_intermediate_size
         gate_up, down = mlp_weights(build, layer, "block_sparse_moe.shared_experts", shared_size)
-        self.latent = cfg.latent_size is not None
-        self.op = (
-            "latent_moe" if self.latent else "moe_experts_mxfp4" if cfg.expert_format == "mxfp4" else "moe_experts"
-        )
+        self.op = experts_op(cfg, ranks=build.parallel.world > 1)
         self.experts = build.ops.fn(self.op, layer)
         weights = _load_experts(build, layer)
-        if self.latent:
-            weights |= {"down_weight": reader.get(name("routed_expert_down_proj.weight"))}
-            weights |= {"norm_weight": reader.get(name("routed_expert_norm.weight")) if cfg.latent_norm else None}
-            weights |= {"up_weight": reader.get(name("routed_expert_up_proj.weight"))}
-            weights |= {"shared_gate_up": gate_up, "shared_down": down}
+        self.extra, self.shared, self.latent = {}, None, None
+        if self.op == "latent_moe":
+            weights |= latent_weights(build, layer) | {"shared_gate_up": gate_up, "shared_down": down}
             weights |= {"w13_scale": weights.get("w13_scale"), "w2_scale": weights.get("w2_scale")}
-            self.extra, self.shared = {"expert_format": cfg.expert_format, "eps": cfg.rms_norm_eps}, None
+            self.extra = {"expert_format": cfg.expert_format, "eps": cfg.rms_norm_eps}
         else:
-            self.extra, self.shared = {}, MLP(build, layer, gate_up, down)
+            self.shared = MLP(build, layer, gate_up, down)
+            self.latent = LatentSpace(build, layer) if cfg.latent_size else None
         self.weights = dict(build.ops.prepare(self.op, layer, "any", **weights))
+        self.parallel = build.parallel
 
     def __call__(self, x: Tensor) -> Tensor:
         gate, ids = self.route(self.router(x), self.bias, *self.routing)
+        if self.latent:
+            return self.latent.leave(self._routed(self.latent.enter(x), ids, gate)) + self._shared(x)
+        out = self._routed(x, ids, gate)
+        return self.parallel.sum_up(out if self.shared is None else out + self.shared(x))
+
+    def _routed(self, x: Tensor, ids: Tensor, gate: Tensor) -> Tensor:
         kind, beta, linear_beta = self.act
-        out = self.experts(
+        return self.experts(
             x, ids, gate, **self.weights, **self.extra, activation=kind, beta=beta, linear_beta=linear_beta
         )
-        return out if self.shared is None else out + self.shared(x)
+
+    def _shared(self, x: Tensor) -> Tensor:
+        assert self.shared is not None
+        return self.parallel.sum_up(self.shared(x))
+
+
+class LatentSpace:
+    """Into the routed experts' latent space and out of it, where ranks hold parts of the experts.
+
+    The coarse operator is one rank's: between the experts and the norm, which is not linear, ranks have to meet.
+    """
+
+    def __init__(self, build: Build, layer: int) -> None:
+        weights = latent_weights(build, layer)
+        down, self.weight, up = weights["down_weight"], weights["norm_weight"], weights["up_weight"]
+        assert down is not None and up is not None
+        self.enter, self.up = build.linear(down), build.linear(up)
+        self.norm, self.eps, self.sum_up = build.ops.fn("rms_norm"), build.cfg.rms_norm_eps, build.parallel.sum_up
+
+    def leave(self, y: Tensor) -> Tensor:
+        """[T, L], this rank's part of the experts' sum, to [T, D]."""
+        y = self.sum_up(y)
+        return self.up(y if self.weight is None else self.norm(y, self.weight, self.eps, None))
+
+
+def latent_weights(build: Build, layer: int) -> dict[str, Tensor | None]:
+    """What leads into the latent space and out of it, the same on every rank."""
+
+    def name(part: str) -> str:
+        return build.layer_name(layer, f"block_sparse_moe.routed_expert_{part}.weight")
+
+    return {
+        "down_weight": build.reader.get(name("down_proj")),
+        "norm_weight": build.reader.get(name("norm")) if build.cfg.latent_norm else None,
+        "up_weight": build.reader.get(name("up_proj")),
+    }
 
 
 def _load_experts(build: Build, layer: int) -> dict[str, Tensor | None]:
     """Expert weights stacked as [E, ...]: `w13` rows are gate then up; packed codes and scales stay packed."""
     cfg, packed = build.cfg, build.cfg.expert_format == "mxfp4"
-    width, inner, count = cfg.latent_size or cfg.hidden_size, cfg.moe_intermediate_size, cfg.num_experts
+    width, count = cfg.latent_size or cfg.hidden_size, cfg.num_experts
+    inner, column, row = build.parallel.local(cfg.moe_intermediate_size), build.parallel.column(), build.parallel.row()
     dtype = torch.uint8 if packed else build.dtype
     suffixes = {"": ("weight_packed", 2), "_scale": ("weight_scale", 32)} if packed else {"": ("weight", 1)}
     out: dict[str, Tensor | None] = {}
@@ -98,8 +138,8 @@ def _load_experts(build: Build, layer: int) -> dict[str, Tensor | None]:
         w2 = torch.empty(count, width, inner // per, dtype=dtype, device=build.device)
         for e in range(count):
             base = build.layer_name(layer, f"block_sparse_moe.experts.{e}.")
-            build.reader.fill(w13[e, :inner], f"{base}w1.{suffix}")
-            build.reader.fill(w13[e, inner:], f"{base}w3.{suffix}")
-            build.reader.fill(w2[e], f"{base}w2.{suffix}")
+            build.reader.fill(w13[e, :inner], f"{base}w1.{suffix}", shard=column)
+            build.reader.fill(w13[e, inner:], f"{base}w3.{suffix}", shard=column)
+            build.reader.fill(w2[e], f"{base}w2.{suffix}", shard=row)
         out |= {f"w13{key}": w13, f"w2{key}": w2}
     return out

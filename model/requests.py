@@ -10,11 +10,12 @@ PAGE_TOKENS = 128
 
 
 def model_requests(
-    cfg: ModelConfig, dtype: str, kv_dtype: str, tp: int = 1, *, drafts: bool = False
+    cfg: ModelConfig, dtype: str, kv_dtype: str, tp: int = 1, *, drafts: bool = False, ranks: bool = False
 ) -> list[OpRequest]:
     """Every operator of one rank of `tp`, layers with the same static facts together. Needs no torch and no weights.
 
-    With `drafts` also what a step takes that verifies them.
+    With `drafts` also what a step takes that verifies them. With `ranks` as where the ranks' sums are added up, and not
+    each rank looked at alone.
     """
     layers = tuple(range(cfg.num_layers))
     out = [
@@ -28,7 +29,7 @@ def model_requests(
         out.append(OpRequest("attn_res_mix", (), "any", dims))
     out += _attention(cfg, layers, kv_dtype, tp, drafts)
     out.append(OpRequest(f"{cfg.activation}_and_mul", layers, "any", {"dim": cfg.hidden_size}))
-    out += _experts(cfg, tuple(i for i in layers if cfg.is_moe(i)), tp)
+    out += _experts(cfg, tuple(i for i in layers if cfg.is_moe(i)), tp, ranks)
     out += [
         OpRequest("step_metadata", (), "any", {"page_tokens": PAGE_TOKENS}),
         OpRequest("copy_pages", ()),
@@ -58,15 +59,20 @@ def _attention(cfg: ModelConfig, layers: tuple[int, ...], kv_dtype: str, tp: int
     return out
 
 
-def _experts(cfg: ModelConfig, layers: tuple[int, ...], tp: int) -> list[OpRequest]:
+def experts_op(cfg: ModelConfig, *, ranks: bool) -> str:
+    """The operator of the routed experts; with a latent space the coarse one, unless `ranks` have to meet inside it."""
+    if cfg.latent_size is not None and not ranks:
+        return "latent_moe"
+    return "moe_experts_mxfp4" if cfg.expert_format == "mxfp4" else "moe_experts"
+
+
+def _experts(cfg: ModelConfig, layers: tuple[int, ...], tp: int, ranks: bool) -> list[OpRequest]:
     if not layers:
         return []
     dims: dict[str, DimValue] = {"experts": cfg.num_experts, "top_k": cfg.top_k, "activation": cfg.activation}
     dims |= {"hidden": cfg.latent_size or cfg.hidden_size, "intermediate": cfg.moe_intermediate_size // tp}
-    op = "moe_experts_mxfp4" if cfg.expert_format == "mxfp4" else "moe_experts"
-    if cfg.latent_size is not None:
-        op, dims = (
-            "latent_moe",
-            dims | {"hidden": cfg.hidden_size, "latent": cfg.latent_size, "expert_format": cfg.expert_format},
-        )
+    op = experts_op(cfg, ranks=ranks)
+    if op == "latent_moe":
+        assert cfg.latent_size is not None
+        dims |= {"hidden": cfg.hidden_size, "latent": cfg.latent_size, "expert_format": cfg.expert_format}
     return [OpRequest("moe_route", layers, "any", dims), OpRequest(op, layers, "any", dims)]

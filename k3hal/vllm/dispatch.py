@@ -35,9 +35,21 @@ def device_of(vllm_config: Any) -> DeviceDescription:
     raise UnsupportedError(f"k3hal has no operators for {kind}", hint="it has some for cpu, cuda, rocm and npu")
 
 
+def parallel_of(vllm_config: Any) -> ParallelPlan:
+    """This worker's part of the model; vLLM's own groups are how ranks meet."""
+    from vllm.distributed.communication_op import tensor_model_parallel_all_gather, tensor_model_parallel_all_reduce
+    from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+
+    world = vllm_config.parallel_config.tensor_parallel_size
+    if world == 1:
+        return ParallelPlan()
+    rank = get_tensor_model_parallel_rank()
+    return ParallelPlan(rank, world, tensor_model_parallel_all_reduce, tensor_model_parallel_all_gather)
+
+
 def watched_plan(cfg: ModelConfig, vllm_config: Any, dtypes: CacheDtypes, parallel: ParallelPlan) -> WorkerWatch:
     """Choose every operator, under `K3HAL_OPS`. Raises `DispatchError` for one that nothing here provides."""
     device, dtype = device_of(vllm_config), _NAMES[dtypes.conv]
-    requests = model_requests(cfg, dtype, _NAMES[dtypes.kv], parallel.world)
+    requests = model_requests(cfg, dtype, _NAMES[dtypes.kv], parallel.world, ranks=parallel.world > 1)
     plan = make_plan(requests, build_selector(), model=vllm_config.model_config.model, device=device, dtype=dtype)
     return WorkerWatch(plan, WorkerPlace.of(vllm_config, parallel.rank))

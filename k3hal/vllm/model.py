@@ -14,11 +14,10 @@ from vllm.model_executor.layers.mamba.mamba_utils import MambaStateCopyFuncCalcu
 from k3hal.dispatch.runtime import runtime_for
 from k3hal.errors import UnsupportedError
 from k3hal.model.k3 import K3Model
-from k3hal.model.parallel import ParallelPlan
 from k3hal.model.requests import PAGE_TOKENS
 from k3hal.vllm import limits
 from k3hal.vllm.caches import Caches
-from k3hal.vllm.dispatch import watched_plan
+from k3hal.vllm.dispatch import parallel_of, watched_plan
 from k3hal.vllm.sizes import StateShapes, cache_dtypes, state_shapes
 from k3hal.vllm.step import layer_batches, scratch_step
 from k3hal.vllm.weights import config_of, open_weights
@@ -43,7 +42,8 @@ class KimiLinearForCausalLM(nn.Module):
         model, cache = vllm_config.model_config, vllm_config.cache_config
         self.dtypes = cache_dtypes(model.dtype, cache.cache_dtype)
         self.device = torch.device(vllm_config.device_config.device)
-        self.parallel = ParallelPlan(0, vllm_config.parallel_config.tensor_parallel_size)
+        self.parallel = parallel_of(vllm_config)
+        self.parallel.check(self.cfg)
         self.watch = watched_plan(self.cfg, vllm_config, self.dtypes, self.parallel)
         context = vllm_config.compilation_config.static_forward_context
         self.caches = Caches(self.cfg, self.dtypes, self.parallel.world, prefix, context)
