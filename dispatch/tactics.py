@@ -16,6 +16,8 @@ from k3hal.dispatch.provider import DEFAULT, Provider
 
 _TOOLKITS = ("torch", "triton", "cuda", "rocm", "cann")
 _IN_TREE = "k3hal.backends."
+# Not imported for its place: that would load torch.
+_TRANSFORMS = Path(__file__).parent / "transforms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +152,9 @@ def fingerprint(provider: Provider, device: DeviceDescription) -> Fingerprint:
 
 
 def source_hash(provider: Provider) -> str:
-    """SHA-256 of the files a provider's results may depend on: its backend's package, and what defines operators and
-    says which results are right. Empty for a provider that was not read from a file, whose tactics nobody can tune."""
+    """SHA-256 of the files a provider's results may depend on: its backend's package, transforms that backends share,
+    and what defines operators and says which results are right. Empty for a provider that was not read from a file,
+    whose tactics nobody can tune."""
     words = provider.fn.__module__.split(".")
     first = 3 if provider.fn.__module__.startswith(_IN_TREE) else 1
     # A namespace package has no file; what lies deepest in it is the backend's.
@@ -159,7 +162,7 @@ def source_hash(provider: Provider) -> str:
         module = sys.modules.get(".".join(words[:depth]))
         if file := getattr(module, "__file__", None):
             root = Path(file).parent if hasattr(module, "__path__") else Path(file)
-            return _hash_of((root, Path(ops.__path__[0]), Path(tolerance.__file__)))
+            return _hash_of((root, _TRANSFORMS, Path(ops.__path__[0]), Path(tolerance.__file__)))
     return ""
 
 

@@ -11,8 +11,9 @@ from typing import Any
 from k3hal.dispatch.errors import CheckpointError, ConfigError
 from k3hal.model.config import ModelConfig
 from k3hal.model.config_fields import read_json_object
-from k3hal.model.layout import CONFIG, INDEX, SINGLE_SHARD
+from k3hal.model.layout import CONFIG, INDEX, SINGLE_SHARD, SLIM_INDEX
 from k3hal.model.manifest import VISION_PREFIXES, TensorSpec, accepted_dtypes, expected_tensors
+from k3hal.model.modelslim import ModelSlim
 from k3hal.model.safetensors_io import StoredTensor, read_header
 
 _MISSING_LIMIT = 10_000
@@ -26,7 +27,8 @@ class Checkpoint:
     """What a directory holds: its config, where each tensor lies, and what each text tensor should become.
 
     `specs` are the text tensors the config promises, all of them present in `tensors`. `notices` are remarks worth
-    showing once.
+    showing once. `slim` is what msModelSlim says of its weights, where it wrote them; the config's experts are `int4`
+    then.
     """
 
     path: Path
@@ -34,6 +36,7 @@ class Checkpoint:
     tensors: Mapping[str, StoredTensor]
     specs: Mapping[str, TensorSpec]
     notices: tuple[str, ...]
+    slim: ModelSlim | None = None
 
     @classmethod
     def open(cls, path: str | Path, *, mla_latent_norm_eps: float = 1e-6) -> Checkpoint:
@@ -76,10 +79,11 @@ def inspect(path: str | Path, *, mla_latent_norm_eps: float = 1e-6) -> tuple[Che
     if not (folder / CONFIG).is_file():
         raise CheckpointError(f"{folder} holds no {CONFIG}; expected a checkpoint directory")
     config = ModelConfig.from_json(folder, mla_latent_norm_eps=mla_latent_norm_eps)
-    weight_map, problems = _weight_map(folder)
+    slim = ModelSlim.read(folder)
+    weight_map, problems = _weight_map(folder, INDEX if slim is None else SLIM_INDEX)
     tensors, shard_problems = _read_shards(folder, weight_map)
     problems += shard_problems
-    specs, missing = _expected(config, tensors)
+    specs, missing = _expected(expected_tensors(config) if slim is None else slim.specs(config), tensors)
     if not shard_problems:  # an unreadable shard already explains what is missing
         problems += missing
     problems += _compare(config, specs, tensors)
@@ -87,16 +91,16 @@ def inspect(path: str | Path, *, mla_latent_norm_eps: float = 1e-6) -> tuple[Che
         problems += _unknown(specs, tensors)
     vision = [name for name in tensors if name.startswith(VISION_PREFIXES)]
     notices = (f"{len(vision)} vision tensors skipped: this build serves text only",) if vision else ()
-    return Checkpoint(folder, config, tensors, specs, notices), problems
+    return Checkpoint(folder, config, tensors, specs, notices, slim), problems
 
 
-def _weight_map(folder: Path) -> tuple[dict[str, str] | None, list[str]]:
+def _weight_map(folder: Path, name: str) -> tuple[dict[str, str] | None, list[str]]:
     """Tensor name -> shard file name from the index; None for a checkpoint of one shard without an index."""
-    path = folder / INDEX
+    path = folder / name
     if not path.is_file():
         if (folder / SINGLE_SHARD).is_file():
             return None, []
-        raise CheckpointError(f"{folder} holds neither {INDEX} nor {SINGLE_SHARD}; expected one of them")
+        raise CheckpointError(f"{folder} holds neither {name} nor {SINGLE_SHARD}; expected one of them")
     try:
         index = read_json_object(path, limit=1 << 30)
     except ConfigError as error:
@@ -166,14 +170,16 @@ def _not_in_shard(shard: str, found: Iterable[StoredTensor], weight_map: Mapping
     ]
 
 
-def _expected(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> tuple[dict[str, TensorSpec], list[str]]:
-    """The text tensors the config promises, and a problem for each that is not stored.
+def _expected(
+    promised: Iterable[TensorSpec], tensors: Mapping[str, StoredTensor]
+) -> tuple[dict[str, TensorSpec], list[str]]:
+    """The text tensors of those that the config promises, and a problem for each that is not stored.
 
     Stops at `_MISSING_LIMIT` problems: a config whose sizes are absurd must not fill the memory with names.
     """
     specs: dict[str, TensorSpec] = {}
     missing: list[str] = []
-    for spec in expected_tensors(config):
+    for spec in promised:
         if spec.is_vision:
             continue
         if spec.name not in tensors:

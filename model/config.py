@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from k3hal.dispatch.errors import ConfigError
 from k3hal.model.config_fields import Fields, read_json_object
 from k3hal.model.config_parts import ExpertFormat, VisionConfig, expert_format, kda_layers, moe_layout, vision_config
+from k3hal.model.layout import SLIM_DESCRIPTION
 
 Architecture = Literal["kimi_k3", "kimi_linear"]
 Activation = Literal["situ", "silu"]
@@ -72,18 +73,21 @@ class ModelConfig:
 
     @classmethod
     def from_json(cls, source: Mapping[str, Any] | str | Path, *, mla_latent_norm_eps: float = 1e-6) -> ModelConfig:
-        """The config of a parsed config.json, of such a file, or of a directory that holds one.
+        """The config of a parsed config.json, of such a file, or of a directory that holds one. Where msModelSlim wrote
+        the directory its experts are int4, which the file does not say.
 
         Raises `ConfigError`, one line naming the key, its value and what is expected.
         """
         if isinstance(source, Mapping):
-            data, origin = source, ""
+            data, origin, slim = source, "", False
         else:
             path = Path(source)
+            slim = (path / SLIM_DESCRIPTION).is_file()
             path = path / "config.json" if path.is_dir() else path
             data, origin = read_json_object(path), f"{path}: "
         try:
-            return _parse(Fields(data), mla_latent_norm_eps)
+            config = _parse(Fields(data), mla_latent_norm_eps)
+            return replace(config, expert_format="int4") if slim else config
         except ConfigError as error:
             raise ConfigError(origin + error.message, hint=error.hint) from error
 

@@ -8,7 +8,8 @@ from typing import Any, Literal
 from k3hal.dispatch.errors import ConfigError
 from k3hal.model.config_fields import Fields
 
-ExpertFormat = Literal["mxfp4", "bf16"]
+ExpertFormat = Literal["mxfp4", "bf16", "int4"]
+"""`int4` is msModelSlim's, of which config.json says nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from k3hal.model.config import MXFP4_GROUP, ModelConfig
 
-StoredDtype = Literal["BF16", "F32", "U8"]
+StoredDtype = Literal["BF16", "F32", "U8", "I8"]
 
 DTYPE_BYTES: dict[str, int] = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "U8": 1, "I8": 1}
 """Bytes an element takes, by the name a safetensors header gives the dtype."""
@@ -40,13 +40,18 @@ def expected_tensors(config: ModelConfig) -> Iterator[TensorSpec]:
     yield from vision_tensors(config)
 
 
+_BESIDE_CODES = (".weight_scale", ".weight_offset", ".scale_bias")
+
+
 def accepted_dtypes(config: ModelConfig, spec: TensorSpec) -> tuple[str, ...]:
     """Stored dtypes that load as `spec`.
 
     The K3 layout is exact. Kimi-Linear files come from several exporters, so their float tensors may be either
-    bfloat16 or float32; what a tensor becomes in memory follows `spec` alone.
+    bfloat16 or float32, and so may what msModelSlim leaves beside its codes; what a tensor becomes in memory follows
+    `spec` alone.
     """
-    if config.architecture == "kimi_linear" and spec.dtype != "U8":
+    whole = spec.dtype in ("U8", "I8")
+    if not whole and (config.architecture == "kimi_linear" or spec.name.endswith(_BESIDE_CODES)):
         return ("BF16", "F32")
     return (spec.dtype,)
 

@@ -7,7 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from k3hal.dispatch.errors import K3HALError
 from k3hal.model.context import Build
+from k3hal.model.modelslim_reader import GROUP, SlimReader
 from k3hal.model.requests import experts_op
 
 
@@ -128,6 +130,8 @@ def latent_weights(build: Build, layer: int) -> dict[str, Tensor | None]:
 def _load_experts(build: Build, layer: int) -> dict[str, Tensor | None]:
     """Expert weights stacked as [E, ...]: `w13` rows are gate then up; packed codes and scales stay packed."""
     cfg, packed = build.cfg, build.cfg.expert_format == "mxfp4"
+    if cfg.expert_format == "int4":
+        return _load_int4(build, layer)
     width, count = cfg.latent_size or cfg.hidden_size, cfg.num_experts
     inner, column, row = build.parallel.local(cfg.moe_intermediate_size), build.parallel.column(), build.parallel.row()
     dtype = torch.uint8 if packed else build.dtype
@@ -142,4 +146,24 @@ def _load_experts(build: Build, layer: int) -> dict[str, Tensor | None]:
             build.reader.fill(w13[e, inner:], f"{base}w3.{suffix}", shard=column)
             build.reader.fill(w2[e], f"{base}w2.{suffix}", shard=row)
         out |= {f"w13{key}": w13, f"w2{key}": w2}
+    return out
+
+
+def _load_int4(build: Build, layer: int) -> dict[str, Tensor | None]:
+    """As `_load_experts`, of a checkpoint of msModelSlim's, whose reader packs codes anew."""
+    cfg, reader = build.cfg, build.reader
+    if not isinstance(reader, SlimReader):
+        raise K3HALError("int4 experts are read from a checkpoint of msModelSlim's alone")
+    width, inner, count = cfg.latent_size or cfg.hidden_size, cfg.moe_intermediate_size, cfg.num_experts
+    shapes = {"w13": (2 * inner, width), "w2": (width, inner)}
+    out: dict[str, Tensor | None] = {}
+    for key, (rows, columns) in shapes.items():
+        codes = torch.empty(count, rows, columns // 2, dtype=torch.uint8, device=build.device)
+        scales = torch.empty(count, rows, columns // GROUP, dtype=build.dtype, device=build.device)
+        parts = {"w1": slice(0, inner), "w3": slice(inner, None)} if key == "w13" else {"w2": slice(None)}
+        for e in range(count):
+            base = build.layer_name(layer, f"block_sparse_moe.experts.{e}.")
+            for part, mine in parts.items():
+                reader.fill_int4(codes[e, mine], scales[e, mine], f"{base}{part}.weight")
+        out |= {key: codes, f"{key}_scale": scales}
     return out

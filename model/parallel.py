@@ -54,6 +54,8 @@ class ParallelPlan:
         for name, size in sizes.items():
             if size % self.world:
                 raise UnsupportedError(f"{size} {name} do not divide over {self.world} ranks")
+        if self.world > 1 and cfg.expert_format == "int4":
+            raise UnsupportedError("a checkpoint of msModelSlim's runs on one rank only")
 
     def column(self) -> Shard:
         """Output rows of a weight."""

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 
@@ -19,7 +19,7 @@ from k3hal.model.manifest import TensorSpec
 from k3hal.model.parallel import Shard
 from k3hal.model.safetensors_io import StoredTensor
 
-_DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "U8": torch.uint8}
+_DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "U8": torch.uint8, "I8": torch.int8}
 
 _BLOCK_BYTES = 4 << 20
 """Stored bytes copied between two releases of the files' pages; bounds what loading adds to resident memory."""
@@ -35,8 +35,8 @@ class _MappedFile(NamedTuple):
 class WeightReader:
     """Hands out every text tensor of a checkpoint exactly once.
 
-    `dtype` is the engine's dtype: tensors that the layout stores as BF16 become it, those it stores as F32 or U8 keep
-    their kind. `progress` is called with stored bytes as they are consumed. Use it as a context manager, and call
+    `dtype` is the engine's dtype: tensors that the layout stores as BF16 become it, those it stores as F32, U8 or I8
+    keep their kind. `progress` is called with stored bytes as they are consumed. Use it as a context manager, and call
     `finish` when the model is built.
     """
 
@@ -55,7 +55,7 @@ class WeightReader:
         self._taken: set[str] = set()
         self._unreleased = 0
 
-    def __enter__(self) -> WeightReader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

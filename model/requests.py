@@ -7,6 +7,8 @@ from k3hal.dispatch.plan import OpRequest
 from k3hal.model.config import ModelConfig
 
 PAGE_TOKENS = 128
+EXPERTS = {"bf16": "moe_experts", "mxfp4": "moe_experts_mxfp4", "int4": "moe_experts_int4"}
+"""The operator of routed experts by their weights' format."""
 
 
 def model_requests(
@@ -63,7 +65,7 @@ def experts_op(cfg: ModelConfig, *, ranks: bool) -> str:
     """The operator of the routed experts; with a latent space the coarse one, unless `ranks` have to meet inside it."""
     if cfg.latent_size is not None and not ranks:
         return "latent_moe"
-    return "moe_experts_mxfp4" if cfg.expert_format == "mxfp4" else "moe_experts"
+    return EXPERTS[cfg.expert_format]
 
 
 def _experts(cfg: ModelConfig, layers: tuple[int, ...], tp: int, ranks: bool) -> list[OpRequest]:

@@ -36,7 +36,7 @@ def slice_of(config: ModelConfig, count: int, tp: int = 1, *, first: int = FIRST
 
 
 def _rank_of(config: ModelConfig, tp: int) -> ModelConfig:
-    group = MXFP4_GROUP if config.expert_format == "mxfp4" else 1
+    group = 1 if config.expert_format == "bf16" else MXFP4_GROUP
     sizes = {
         "num_heads": 1,
         "kda_heads": 1,

@@ -13,6 +13,13 @@ from k3hal.model.manifest import TensorSpec, expected_tensors
 _CODES_PER_BYTE = 2
 
 
+_QUANTISATION = {
+    "mxfp4": "MXFP4, groups of 32, routed experts only",
+    "int4": "int4, one scale a row, routed experts; int8 projections",
+    "bf16": "none",
+}
+
+
 def parameter_count(spec: TensorSpec) -> int:
     """Parameters a tensor holds: two MXFP4 codes a byte, none in a scale or in the padding of `A_log`."""
     if spec.name.endswith(".weight_scale"):
@@ -53,7 +60,7 @@ def summarise(checkpoint: Checkpoint) -> dict[str, Any]:
         "total_size": sum(tensor.nbytes for tensor in stored),
         "bytes_by_dtype": dict(sorted(dtypes.items())),
         "expert_format": config.expert_format,
-        "quantisation": "MXFP4, groups of 32, routed experts only" if config.expert_format == "mxfp4" else "none",
+        "quantisation": _QUANTISATION[config.expert_format],
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "max_position_embeddings": config.max_position_embeddings,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from k3hal.dispatch import Needs
 
 FUSED, LIBRARY = 60, 40
@@ -21,3 +23,12 @@ def vllm_ascend(*arch: str) -> Needs:
     """bf16 on these architectures, by vllm-ascend's own kernels."""
     packages = {"torch-npu": TORCH_NPU, "vllm-ascend": VLLM_ASCEND}
     return Needs(packages=packages, dtypes=("bfloat16",), arch=arch)
+
+
+LENGTHS = "actual_seq_kvlen"
+"""The list of lengths in `npu_fused_infer_attention_score_v2`."""
+
+
+def at_least_one(lengths: Sequence[int]) -> list[int]:
+    """Lengths for a library that has no empty sequences: what one gives of a padding row is thrown away."""
+    return [max(1, length) for length in lengths]

@@ -12,9 +12,10 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from k3hal.backends.ascend._npu import A2, A3, A5, FUSED, LIBRARY, torch_npu
+from k3hal.backends.ascend._npu import A2, A3, A5, FUSED, LIBRARY, at_least_one, torch_npu
 from k3hal.backends.ascend._plain import SCRATCH_BYTES, blocks
-from k3hal.dispatch import Answer, Call, provides
+from k3hal.dispatch import Answer, Call, Fault, provides
+from k3hal.dispatch.host_lengths import lengths_of
 from k3hal.dispatch.library import recorded, unless, usable
 from k3hal.dispatch.transforms import PaddedHeads, power_of_two, to_base2, transformed, zeros_elsewhere
 from k3hal.dispatch.transforms.pages import needed_pages
@@ -118,29 +119,29 @@ def _sparse(q: Tensor, kv_cache: Tensor, page_table: Tensor, seq_lens: Tensor, s
     return torch.cat(out)
 
 
-# Lengths are fetched to the host, which the library wants to have them.
-@provides("mla_decode", name="fused_infer", needs=torch_npu(A2, A3, A5), supports=_supports_fused, priority=LIBRARY)
+@provides(
+    "mla_decode", name="fused_infer", needs=torch_npu(A2, A3, A5), supports=_supports_fused, priority=LIBRARY,
+    graph_safe=True,
+)  # fmt: skip
 def mla_decode_fused(
     q: Tensor, kv_cache: Tensor, page_table: Tensor, seq_lens: Tensor, scale: float, kv_lora: int
 ) -> Tensor:
-    """See the operator. Sequences of no length are left out."""
-    out, rows = q.new_zeros(*q.shape[:2], kv_lora), seq_lens.nonzero().squeeze(-1)
-    if rows.numel():
-        pages, lengths = page_table.index_select(0, rows), seq_lens.index_select(0, rows)
-        out[rows] = _dense(q.index_select(0, rows), pages, lengths, kv_cache, scale)
-    return out
+    """See the operator. The library wants lengths as lists: those that the host knows, else it waits for them."""
+    some = seq_lens > 0
+    return zeros_elsewhere(some, _dense(zeros_elsewhere(some, q), page_table, seq_lens, kv_cache, scale))
 
 
 @transformed(HEADS)
 def _dense(q: Tensor, page_table: Tensor, seq_lens: Tensor, kv_cache: Tensor, scale: float) -> Tensor:
-    known, out = seq_lens.tolist(), []
+    out = [torch.empty_like(q[:0, :, :LATENT])]
     for part in _parts(kv_cache, page_table):
         latents, others, table = _gathered(kv_cache, page_table[part], seq_lens[part])
         keys, queries = latents.unsqueeze(1), q[part].unsqueeze(2)
         mixed, _ = FUSED_DECODE(
             query=queries[..., :LATENT].contiguous(), key=keys, value=keys,
             query_rope=queries[..., LATENT:].contiguous(), key_rope=others.unsqueeze(1),
-            actual_seq_kvlen=known[part], block_table=table, num_query_heads=q.shape[1], num_key_value_heads=1,
+            actual_seq_kvlen=at_least_one(lengths_of(seq_lens, part)), block_table=table,
+            num_query_heads=q.shape[1], num_key_value_heads=1,
             softmax_scale=scale, input_layout="BNSD", sparse_mode=DENSE, block_size=kv_cache.shape[1],
         )  # fmt: skip
         out.append(mixed.squeeze(2))
@@ -181,8 +182,24 @@ def _attend(scale: float) -> Attend:
     return attend
 
 
+PREFILL_FAULTS = (
+    Fault(
+        "https://github.com/vllm-project/vllm-ascend/issues/13699",
+        "packed rows without a mask all get the plain mean of the values",
+        packages={"torch-npu": ">=2.10,<2.11"},
+    ),
+)
+
+
 # Lengths are fetched to the host, which packs the batches and hands them on as lists.
-@provides("mla_prefill", name="fused_infer", needs=torch_npu(A2, A3, A5), supports=_supports_prefill, priority=FUSED)
+@provides(
+    "mla_prefill",
+    name="fused_infer",
+    needs=torch_npu(A2, A3, A5),
+    supports=_supports_prefill,
+    priority=FUSED,
+    faults=PREFILL_FAULTS,
+)
 def mla_prefill(
     q: Tensor,
     kv_cache: Tensor,

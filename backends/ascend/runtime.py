@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
+from k3hal.backends.ascend._npu import LENGTHS, at_least_one
 from k3hal.dispatch.device import DeviceDescription
-from k3hal.dispatch.errors import CapacityError
+from k3hal.dispatch.errors import BackendError, CapacityError
+from k3hal.dispatch.host_lengths import told
 from k3hal.dispatch.runtime import Event, Graph, MemoryFigures, Stream, process_group
 
 _MILLISECOND = 1e-3
@@ -57,6 +59,29 @@ class NpuStream:
 
     def use(self) -> AbstractContextManager[Any]:
         return self.npu.stream(self.stream)
+
+
+@dataclass(slots=True)
+class LengthsGraph:
+    """A graph with calls whose lengths stand in lists of the host: `parts` says which of them each has, in order."""
+
+    graph: Any
+    parts: tuple[slice, ...]
+    stream: Callable[[], Stream]
+    ended: Event | None = None
+
+    def replay(self) -> None:
+        """Waits for the replay before, whose lists these would overwrite. Raises `BackendError` where nobody tells the
+        lengths of the step."""
+        known = told()
+        if known is None:
+            raise BackendError("a graph with lists of lengths is replayed, and nobody tells the lengths")
+        lists = [at_least_one(known.lengths[part]) for part in self.parts]
+        if self.ended:
+            self.ended.synchronize()
+        self.graph.update(cpu_update_input=[{LENGTHS: lengths} for lengths in lists])
+        self.graph.replay()
+        self.ended = self.stream().record()
 
 
 class NpuRuntime:
@@ -114,11 +139,16 @@ class NpuRuntime:
         return self._npu.graph_pool_handle()
 
     def capture(self, work: Callable[[], None], pool: Any = None) -> Graph:
-        graph = self._npu.NPUGraph()
+        """Calls with lists of lengths are held where the host tells them, now and around every replay
+        (`k3hal.dispatch.host_lengths`)."""
+        graph, known = self._npu.NPUGraph(), told()
+        before = len(known.asked) if known else 0
         # Of this thread alone: another may allocate memory or wait for an event meanwhile.
-        with self._npu.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        mode = "thread_local"
+        with self._npu.graph(graph, pool=pool, auto_dispatch_capture=known is not None, capture_error_mode=mode):
             work()
-        return graph
+        parts = tuple(known.asked[before:]) if known else ()
+        return LengthsGraph(graph, parts, self.current_stream) if parts else graph
 
     def beside(self, work: Callable[[], Any]) -> Callable[[], Any]:
         """In line: whether a second stream gains anything on an NPU was not measured."""

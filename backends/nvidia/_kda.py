@@ -10,7 +10,6 @@ from torch import Tensor
 
 from k3hal.backends.nvidia.native.library import supported
 from k3hal.dispatch.call import Answer, Call, No
-from k3hal.dispatch.transforms.layouts import taps_first
 
 DIM, WIDTH = 128, 4
 _ALIGNED = 16
@@ -32,7 +31,7 @@ def supports(call: Call, *others: str) -> Answer:
 
 def laid_out(conv_weight: Tensor, A_log: Tensor, **others: Tensor) -> Mapping[str, Any]:
     """Taps as [W, C] and the gate's rate `exp(A_log)`."""
-    return {"conv_weight": taps_first(conv_weight), "A_log": A_log.exp(), **others}
+    return {"conv_weight": conv_weight.t().contiguous(), "A_log": A_log.exp(), **others}
 
 
 def aligned(x: Tensor) -> Tensor:

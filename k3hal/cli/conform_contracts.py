@@ -34,7 +34,10 @@ def contracts(
     version: Annotated[
         str | None, typer.Option("--version", metavar="VERSION", help="The source's, where it does not say it itself.")
     ] = None,
-    refresh: Annotated[bool, typer.Option("--refresh", help="Write what the source has into the files.")] = False,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Write what the source has into the file.")] = False,
+    url: Annotated[
+        str | None, typer.Option("--url", metavar="URL", help="Where the source is public; written with --refresh.")
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Compare the recorded contracts of vendor libraries with the libraries, and show what has drifted.
@@ -43,6 +46,8 @@ def contracts(
     """
     from fnmatch import fnmatchcase
 
+    if url is not None and not (refresh and url.startswith("https://")):
+        raise UsageError(f"--url is {url!r}", hint="an https address, and with --refresh")
     files = _files()
     chosen = {name: file for name, file in files.items() if library is None or fnmatchcase(name, library)}
     if not chosen:
@@ -51,7 +56,7 @@ def contracts(
         raise UsageError(f"--library: there is no contract file {library!r}", hint=nearest(library or "", files))
     if (source or refresh) and len({_package(name, file) for name, file in chosen.items()}) > 1:
         raise UsageError("--from and --refresh are for one library", hint=f"--library, one of {', '.join(chosen)}")
-    rows = [_compared(name, file, source, version, refresh) for name, file in chosen.items()]
+    rows = [_compared(name, file, source, version, (url or "") if refresh else None) for name, file in chosen.items()]
     if as_json:
         print_json("k3hal.conform_contracts/1", {"libraries": rows})
     else:
@@ -72,8 +77,9 @@ def _files() -> dict[str, Path]:
     homes = {p.backend: p.fn.__module__ for p in default_registry().providers}
     out: dict[str, Path] = {}
     for backend, home in sorted(homes.items()):
-        package = import_module(home).__package__ or ""
-        out |= {f"{backend}/{name}": Path(str(file)) for name, file in contract_files(package).items()}
+        # A backend that is one module has no folder to keep them in.
+        if package := import_module(home).__package__:
+            out |= {f"{backend}/{name}": Path(str(file)) for name, file in contract_files(package).items()}
     return out
 
 
@@ -87,7 +93,8 @@ def _package(name: str, file: Path) -> str:
     return _library(name, file).package
 
 
-def _compared(name: str, file: Path, source: str | None, version: str | None, refresh: bool) -> dict[str, Any]:
+def _compared(name: str, file: Path, source: str | None, version: str | None, url: str | None) -> dict[str, Any]:
+    """One file against a source; written back, with the address `url` where it is not empty, unless `url` is None."""
     from k3hal.conform.contracts.drift import compare, refreshed
     from k3hal.conform.contracts.source import opened
     from k3hal.conform.contracts.write import library_text
@@ -98,14 +105,14 @@ def _compared(name: str, file: Path, source: str | None, version: str | None, re
     where = source or (library.package if library.package in INSTALLED else None)
     if where is None:
         functions = dict.fromkeys(f"{record.module}:{record.name}" for record in library.records)
-        note = f"{library.package} is not installed; {len(functions)} functions are recorded"
+        note = f"{library.package} is not installed; recorded functions: {len(functions)}"
         return {**row, "note": note, "functions": []}
     with opened(where) as files:
         version = version or files.version
         found = list(compare(library, files, version))
         row |= {"source": files.where, "version": version or None}
-    if refresh:
-        text = library_text(refreshed(library, found, version))
+    if url is not None:
+        text = library_text(refreshed(library, found, version, url))
         try:
             file.write_text(text, "utf-8")
         except OSError as error:

@@ -10,6 +10,7 @@ from k3hal.debug.contain import contained
 from k3hal.debug.execute import Calls
 from k3hal.debug.golden import named_outputs
 from k3hal.debug.memory import GuardedCopy, PoisonedEmpty
+from k3hal.dispatch.host_lengths import telling
 from k3hal.dispatch.probe import probe
 from k3hal.dispatch.runtime import runtime_for
 
@@ -32,7 +33,8 @@ def replayed(calls: Calls, case: Case) -> list[dict[str, Tensor]]:
         call |= target.prepare(**{name: call[name] for name in operator.weights})
     before = {name: call[name].clone() for name in operator.mutates if call[name] is not None}
     given: list[object] = []
-    with torch.inference_mode():
+    lengths = case.args.get("seq_lens")
+    with torch.inference_mode(), telling([] if lengths is None else lengths.tolist()):
         with contained(copy.device) as changes:
             target.fn(**call)
             runtime.synchronize()

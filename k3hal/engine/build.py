@@ -41,6 +41,7 @@ from k3hal.model.checkpoint import Checkpoint
 from k3hal.model.config import ModelConfig
 from k3hal.model.generated import GeneratedModel, GeneratedReader
 from k3hal.model.k3 import K3Model
+from k3hal.model.modelslim_reader import reader_of
 from k3hal.model.progress import progress_bar
 from k3hal.model.reader import WeightReader
 from k3hal.model.requests import model_requests
@@ -232,7 +233,7 @@ def _load(checkpoint: Checkpoint | GeneratedModel, ops: BoundOps, device: torch.
             logger.warning("%s: %s", checkpoint.name, checkpoint.notice)
             reader = GeneratedReader(checkpoint, device, dtype, progress)
             return _model(checkpoint.config, ops, reader, device, dtype)
-        with WeightReader(checkpoint, device, dtype, progress) as reader:
+        with reader_of(checkpoint, device, dtype, progress) as reader:
             return _model(checkpoint.config, ops, reader, device, dtype)
 
 

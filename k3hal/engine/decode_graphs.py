@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from k3hal.dispatch.host_lengths import telling
 from k3hal.engine.batch import with_late_tokens
 from k3hal.engine.graphs import Around, GraphLimits, StepGraphs
 from k3hal.engine.staging import Layout
@@ -58,7 +59,10 @@ class DecodeGraphs(StepGraphs):
         rows[: plan.num_seqs] = plan.rows
         arrays = (plan.token_ids, rows, plan.context_lens, plan.new_lens, plan.slots, plan.page_table)
         self._send(captured, arrays, begins)
-        captured.graphs[0].replay()
+        known = np.zeros(captured.batch, np.int64)
+        known[: plan.num_seqs] = plan.context_lens + plan.new_lens
+        with telling(known.tolist()):
+            captured.graphs[0].replay()
         self.replays += 1
         assert self._logits is not None
         return Decoded(self._logits[: plan.num_seqs], self._tokens[: plan.num_seqs])

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from k3hal.dispatch.host_lengths import telling
 from k3hal.dispatch.plan import DispatchPlan
 from k3hal.dispatch.runtime import DeviceRuntime, Graph
 from k3hal.engine.sampler import Sampler
@@ -175,15 +176,16 @@ class StepGraphs(ABC):
         layout, runtime, count = self._layout(batch, width), self._around.runtime, batch * self._rows
         parts = self._parts(layout.tensors(self._buffer))
         self._send(Captured(batch, layout, ()), self._padding(batch), None)
-        for part in parts:
-            part()
-        assert self._logits is not None
-        expected, picked = self._logits[:count].clone(), self._tokens[:count].clone()
-        graphs = tuple(runtime.capture(part, pool) for part in parts)
-        self._logits.fill_(torch.nan)
-        self._tokens.fill_(-1)
-        for graph in graphs:
-            graph.replay()
+        with telling([0] * batch):
+            for part in parts:
+                part()
+            assert self._logits is not None
+            expected, picked = self._logits[:count].clone(), self._tokens[:count].clone()
+            graphs = tuple(runtime.capture(part, pool) for part in parts)
+            self._logits.fill_(torch.nan)
+            self._tokens.fill_(-1)
+            for graph in graphs:
+                graph.replay()
         self._check(batch, width, expected, picked)
         return Captured(batch, layout, graphs)
 

@@ -13,6 +13,7 @@ from vllm.model_executor.layers.mamba.mamba_utils import MambaStateCopyFuncCalcu
 
 from k3hal.dispatch.runtime import runtime_for
 from k3hal.errors import UnsupportedError
+from k3hal.model.generated import GeneratedModel
 from k3hal.model.k3 import K3Model
 from k3hal.model.requests import PAGE_TOKENS
 from k3hal.vllm import limits
@@ -20,7 +21,7 @@ from k3hal.vllm.caches import Caches
 from k3hal.vllm.dispatch import parallel_of, watched_plan
 from k3hal.vllm.sizes import StateShapes, cache_dtypes, state_shapes
 from k3hal.vllm.step import layer_batches, scratch_step
-from k3hal.vllm.weights import config_of, open_weights
+from k3hal.vllm.weights import config_of, open_weights, source_of
 
 
 class KimiLinearForCausalLM(nn.Module):
@@ -33,7 +34,8 @@ class KimiLinearForCausalLM(nn.Module):
         """Raises `UnsupportedError` for options there is no support for, and what making a dispatch plan raises."""
         super().__init__()
         limits.check(vllm_config)
-        self.cfg, self._vllm_config = config_of(vllm_config), vllm_config
+        self.source = source_of(vllm_config)
+        self.cfg = self.source.config
         if not (self.cfg.kda_layers and self.cfg.mla_layers):
             raise UnsupportedError(
                 "the model has layers of one kind only; in vLLM k3hal takes those with KDA and MLA",
@@ -48,7 +50,7 @@ class KimiLinearForCausalLM(nn.Module):
         context = vllm_config.compilation_config.static_forward_context
         self.caches = Caches(self.cfg, self.dtypes, self.parallel.world, prefix, context)
         self._model: K3Model | None = None
-        if vllm_config.load_config.load_format == "dummy":  # nobody calls `load_weights` then
+        if isinstance(self.source, GeneratedModel):  # nobody calls `load_weights` then
             self.load_weights(())
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
@@ -57,7 +59,7 @@ class KimiLinearForCausalLM(nn.Module):
         vLLM's own iterator, `weights`, is left alone: it reads nothing before it is asked.
         """
         dtype = self.dtypes.conv
-        with torch.inference_mode(), open_weights(self._vllm_config, self.device, dtype) as reader:
+        with torch.inference_mode(), open_weights(self.source, self.device, dtype) as reader:
             ops = self.watch.bind(runtime_for(self.watch.plan.device).beside)
             self._model = K3Model.load(self.cfg, ops, reader, device=self.device, dtype=dtype, parallel=self.parallel)
         return set()

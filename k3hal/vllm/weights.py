@@ -16,7 +16,7 @@ from k3hal.model.config import ModelConfig
 from k3hal.model.context import Reader
 from k3hal.model.generated import GeneratedModel, GeneratedReader
 from k3hal.model.layout import CONFIG, TOKENIZER
-from k3hal.model.reader import WeightReader
+from k3hal.model.modelslim_reader import reader_of
 
 
 def folder_of(vllm_config: Any) -> Path:
@@ -45,18 +45,21 @@ def _config(folder: Path) -> ModelConfig:
     return ModelConfig.from_json(folder)
 
 
-@contextmanager
-def open_weights(vllm_config: Any, device: torch.device, dtype: torch.dtype) -> Iterator[Reader]:
-    """The reader of the checkpoint's weights, or of random ones with `--load-format dummy`.
-
-    When the block ends without an error every tensor must have been read. Raises as `Checkpoint.open`.
-    """
+def source_of(vllm_config: Any) -> Checkpoint | GeneratedModel:
+    """The checked checkpoint, or a model of random weights with `--load-format dummy`. Raises as `Checkpoint.open`."""
     if vllm_config.load_config.load_format == "dummy":
-        source = GeneratedModel.of(vllm_config.model_config.model, config_of(vllm_config))
+        return GeneratedModel.of(vllm_config.model_config.model, config_of(vllm_config))
+    return Checkpoint.open(folder_of(vllm_config))
+
+
+@contextmanager
+def open_weights(source: Checkpoint | GeneratedModel, device: torch.device, dtype: torch.dtype) -> Iterator[Reader]:
+    """The reader of the source's weights. When the block ends without an error every tensor must have been read."""
+    if isinstance(source, GeneratedModel):
         generated = GeneratedReader(source, device, dtype)
         yield generated
         generated.finish()
         return
-    with WeightReader(Checkpoint.open(folder_of(vllm_config)), device, dtype) as reader:
+    with reader_of(source, device, dtype) as reader:
         yield reader
         reader.finish()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,11 +15,13 @@ from typer.testing import CliRunner
 
 import k3hal.cli.conform_contracts as verb
 from k3hal.cli.app import app
-from k3hal.conform.contracts.drift import compare
+from k3hal.conform.contracts.drift import compare, refreshed
 from k3hal.conform.contracts.python import python_parameters
 from k3hal.conform.contracts.schemas import parse_schema, schema_parameters
 from k3hal.conform.contracts.source import opened
 from k3hal.dispatch.contracts import entries_of, parse_library
+from k3hal.dispatch.provider import Provider
+from k3hal.dispatch.registry import Registry
 from k3hal.errors import InputError, UsageError
 
 KERNELS = '''
@@ -199,7 +203,13 @@ def test_drift_is_told_apart(tmp_path: Path) -> None:
     changed = {**FILES, "lib/ops/kernels.py": KERNELS.replace("scale=None", "new").replace("y=1e-6", "y=2")}
     with opened(str(_packed(tmp_path, "wheel", changed))) as files:
         found = list(compare(library, files, "1.5"))
-        assert [one.status for one in compare(library, files, "2.0")] == ["not recorded"] * 5
+        later = list(compare(library, files, "2.0"))
+        assert [one.status for one in later] == ["not recorded", "not recorded", "missing", "unread", "unread"]
+        assert later[0].changes == ("no record is of 2.0", "scale=None is gone", "new is new", "y=1e-06 is now y=2")
+        assert later[1].changes == ("no record is of 2.0", "it is as recorded of >=1,<2")
+        added = refreshed(library, later, "2.0", "").of("lib.ops.kernels:run")
+        assert [(one.versions, one.read_in) for one in added] == [(">=1,<2", "1.0"), ("==2.0", "2.0")]
+        assert added[0] == library.records[0] and added[1].parameters == later[0].now
     assert [one.status for one in found] == ["drifted", "same", "missing", "unread", "unread"]
     assert found[0].changes == ("scale=None is gone", "new is new", "y=1e-06 is now y=2")
 
@@ -222,8 +232,10 @@ def test_the_verb_compares_and_refreshes(contract_file: Path, tmp_path: Path) ->
     first = _run("--from", wheel)
     assert first.return_value == 1 and "drifted        lib.ops.kernels:run" in first.output
     assert "new=1 is new" in first.output and contract_file.read_text() == WRITTEN
-    assert _run("--from", wheel, "--refresh").return_value == 1
-    assert '"new=1"' in contract_file.read_text() and 'read_in = "1.5"' in contract_file.read_text()
+    url = "https://example.org/lib/tree/v1.5"
+    assert _run("--from", wheel, "--refresh", "--url", url).return_value == 1
+    written = contract_file.read_text()
+    assert all(part in written for part in ('"new=1"', 'read_in = "1.5"', f'source = "{url}"'))
     again = _run("--from", wheel, "--json")
     said = json.loads(again.output)
     assert again.return_value == 0 and said["schema"] == "k3hal.conform_contracts/1"
@@ -233,7 +245,7 @@ def test_the_verb_compares_and_refreshes(contract_file: Path, tmp_path: Path) ->
 
 def test_the_verb_without_a_source_says_what_is_recorded(contract_file: Path) -> None:
     said = _run()
-    assert said.return_value == 2 and said.output == "acme/lib: lib is not installed; 2 functions are recorded\n"
+    assert said.return_value == 2 and said.output == "acme/lib: lib is not installed; recorded functions: 2\n"
 
 
 @pytest.mark.parametrize(
@@ -241,11 +253,26 @@ def test_the_verb_without_a_source_says_what_is_recorded(contract_file: Path) ->
     [
         (["--library", "acme/libb"], "no contract file 'acme/libb' (did you mean 'acme/lib'?)"),
         (["--from", "no-such-package"], "is no path and no installed package"),
+        (["--url", "https://example.org"], "--url is 'https://example.org' (an https address, and with --refresh)"),
+        (["--refresh", "--url", "lib"], "--url is 'lib'"),
     ],
 )
 def test_the_verb_refuses(contract_file: Path, words: list[str], problem: str) -> None:
     error = _run(*words).exception
     assert isinstance(error, UsageError) and problem in str(error)
+
+
+def test_a_backend_of_one_module_has_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = ModuleType("one_module")
+    one.__package__ = ""
+    monkeypatch.setitem(sys.modules, "one_module", one)
+
+    def scaled() -> None: ...
+
+    scaled.__module__ = "one_module"
+    registry = Registry(providers=[Provider("silu_and_mul", "one", scaled, backend="one")])
+    monkeypatch.setattr("k3hal.dispatch.registry.default_registry", lambda: registry)
+    assert verb._files() == {}
 
 
 def test_the_files_of_the_backends_are_found() -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -15,13 +14,8 @@ import torch
 from k3hal.dispatch.contracts import Record
 from k3hal.dispatch.library import OPS, Function, loaded
 
-
-@dataclass(frozen=True, slots=True)
-class Emulator:
-    """What an operator does, in plain torch, and what its schema says that it returns."""
-
-    fn: Callable[..., Any]
-    returns: str = "Tensor"
+Emulator = tuple[Callable[..., Any], str]
+"""What an operator does, in plain torch, and what its schema says that it returns."""
 
 
 def schema_of(record: Record, returns: str) -> str:
@@ -56,14 +50,14 @@ def registered(emulators: Mapping[Function, Emulator]) -> Iterator[list[str]]:
 
 
 def _registered(function: Function, emulator: Emulator, called: list[str]) -> torch.library.Library:
-    record = function.records[-1]
+    record, (fn, returns) = function.records[-1], emulator
 
     def call(*args: Any, **named: Any) -> Any:
         called.append(record.name)
         given = dict(zip((p.name for p in record.parameters), args, strict=False))
-        return emulator.fn(**given, **named)
+        return fn(**given, **named)
 
     library = torch.library.Library(function.module.removeprefix(OPS), "FRAGMENT")
-    library.define(schema_of(record, emulator.returns))
+    library.define(schema_of(record, returns))
     library.impl(record.name, call, "CPU")
     return library

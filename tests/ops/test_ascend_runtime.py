@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from k3hal.dispatch.describe import describe
-from k3hal.dispatch.errors import CapacityError
+from k3hal.dispatch.errors import BackendError, CapacityError
+from k3hal.dispatch.host_lengths import lengths_of, telling
 from k3hal.dispatch.runtime import DeviceRuntime, runtime_for
 
 
@@ -21,6 +22,7 @@ class FakeEvent:
     """Host time, counted in records."""
 
     recorded = 0
+    waited: ClassVar[list[int]] = []
 
     def __init__(self, enable_timing: bool) -> None:
         assert enable_timing
@@ -34,9 +36,23 @@ class FakeEvent:
 
     def synchronize(self) -> None:
         """Nothing is queued."""
+        FakeEvent.waited.append(self.at)
 
     def elapsed_time(self, later: FakeEvent) -> float:
         return 1000.0 * (later.at - self.at)
+
+
+class FakeGraph:
+    """A graph that says what is asked of it."""
+
+    def __init__(self, log: list[Any]) -> None:
+        self.log = log
+
+    def update(self, cpu_update_input: list[dict[str, list[int]]]) -> None:
+        self.log.append(("update", cpu_update_input))
+
+    def replay(self) -> None:
+        self.log.append("replay")
 
 
 class FakeNpu(SimpleNamespace):
@@ -45,7 +61,7 @@ class FakeNpu(SimpleNamespace):
     def __init__(self) -> None:
         super().__init__(
             matmul=SimpleNamespace(allow_hf32=True), conv=SimpleNamespace(allow_hf32=True), Event=FakeEvent, log=[],
-            Stream=self._stream, current_stream=self._stream, NPUGraph=lambda: SimpleNamespace(replay=lambda: None),
+            Stream=self._stream, current_stream=self._stream, NPUGraph=lambda: FakeGraph(self.log),
         )  # fmt: skip
 
     def set_device(self, device: torch.device) -> None:
@@ -76,8 +92,8 @@ class FakeNpu(SimpleNamespace):
         return "pool"
 
     @contextmanager
-    def graph(self, graph: Any, pool: Any, capture_error_mode: str) -> Iterator[None]:
-        self.log.append(("capture", pool, capture_error_mode))
+    def graph(self, graph: Any, pool: Any, auto_dispatch_capture: bool, capture_error_mode: str) -> Iterator[None]:
+        self.log.append(("capture", pool, auto_dispatch_capture, capture_error_mode))
         yield
 
 
@@ -132,5 +148,34 @@ def test_a_capture_is_of_this_thread_alone(npu: FakeNpu, runtime: DeviceRuntime)
     ran: list[int] = []
     graph = runtime.capture(lambda: ran.append(1), runtime.graph_pool())
     graph.replay()
-    assert ran == [1] and npu.log[-1] == ("capture", "pool", "thread_local")
+    assert ran == [1] and npu.log[-2:] == [("capture", "pool", False, "thread_local"), "replay"]
     assert runtime.beside(lambda: 3)() == 3
+
+
+def test_a_replay_gives_the_lists_of_its_step(npu: FakeNpu, runtime: DeviceRuntime) -> None:
+    lengths, ran = torch.full((3,), 99), []
+    with telling([0, 0, 0]):
+        graph = runtime.capture(
+            lambda: ran.extend([lengths_of(lengths, slice(0, 2)), lengths_of(lengths, slice(2, 4))])
+        )
+        other = runtime.capture(lambda: None)
+    assert ran == [[0, 0], [0]] and npu.log[-1] == ("capture", None, True, "thread_local")
+    with telling([7, 0, 5]):
+        graph.replay()
+        other.replay()
+    lists = [{"actual_seq_kvlen": [7, 1]}, {"actual_seq_kvlen": [5]}]
+    assert npu.log[-3:] == [("update", lists), "replay", "replay"]
+    ended, waits = FakeEvent.recorded, len(FakeEvent.waited)
+    with telling([1, 1, 1]):
+        graph.replay()
+    assert FakeEvent.waited[waits:] == [ended], "lists of a replay under way are not overwritten"
+    with pytest.raises(BackendError, match="nobody tells the lengths"):
+        graph.replay()
+
+
+def test_lengths_are_told_or_fetched() -> None:
+    lengths = torch.tensor([4, 5, 6])
+    assert lengths_of(lengths, slice(1, 3)) == [5, 6]
+    with telling([1, 2, 3]) as told:
+        assert lengths_of(lengths, slice(1, 3)) == [2, 3] and told.asked == [slice(1, 3)]
+        assert lengths_of(lengths[:2], slice(0, 2)) == [4, 5] and len(told.asked) == 1

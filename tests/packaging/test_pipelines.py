@@ -52,6 +52,8 @@ def test_help_names_every_argument(vendor: str) -> None:
         (["--quik"], {}, "--quik is not understood"),
         (["--quick", "--bump"], {}, "--quick raises no level"),
         ([], {"INSTALL": "no", "VENV": "/nowhere"}, "/nowhere has no Python"),
+        ([], {"WHEELS": "/nowhere"}, "WHEELS: there is no folder /nowhere"),
+        ([], {"WHEELS": "/", "PYTHON": "no-such-python"}, "PYTHON: there is no no-such-python"),
     ],
 )
 def test_a_mistake_is_refused(words: list[str], environment: dict[str, str], problem: str, tmp_path: Path) -> None:
@@ -78,6 +80,7 @@ def test_the_workflow_runs_every_vendors_script_by_hand_and_at_night() -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1800)
 def test_a_level_rises_by_a_verified_package_and_by_nothing_less(tmp_path: Path) -> None:
     """In a clone, of one operator: no level without a commit, then with one a package and a patch that applies."""
     clone = tmp_path / "clone"
@@ -86,10 +89,11 @@ def test_a_level_rises_by_a_verified_package_and_by_nothing_less(tmp_path: Path)
         shutil.copy(ROOT / "ci" / path, clone / "ci" / path)
     environment = {
         **os.environ, "INSTALL": "no", "VENV": sys.prefix, "OUT": str(tmp_path / "out"), "CONFORM": "sigmoid_gate",
-        "PLACE": f"{cpu_arch()}/trial", "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "STEPS": "conform", "PLACE": f"{cpu_arch()}/trial", "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }  # fmt: skip
     command, place = [str(clone / "ci" / "cpu" / "run"), "--bump"], clone / "ci/reports/cpu" / cpu_arch() / "trial"
-    (clone / "dispatch" / "words.py").open("a").write("# changed\n")
+    changed = clone / "dispatch" / "words.py"
+    changed.write_text(changed.read_text("utf-8") + "# changed\n", "utf-8")
     said = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert said.returncode == 1 and "rejected: the tree was dirty" in said.stdout
     assert "levels rise by a verified package" in said.stderr and not place.exists()

@@ -16,6 +16,7 @@ import os
 import statistics
 import sys
 import time
+from importlib import import_module
 from typing import Any
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -36,11 +37,9 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
     A request is the spans of its prompt. The result has `version`, `hit_rates` in the order of `budgets`, and with
     `micro` the time of the manager's own work.
     """
-    import vllm
-
     hits = [_replay(job["requests"], budget // BLOCK_BYTES, job["retention"]) for budget in job["budgets"]]
     micro = _micro() if job["micro"] else None
-    return {"version": vllm.__version__, "hit_rates": hits, "micro": micro}
+    return {"version": import_module("vllm").__version__, "hit_rates": hits, "micro": micro}
 
 
 def _manager(num_blocks: int, retention: int | None) -> Any:

@@ -48,16 +48,18 @@ def compare(library: Library, source: Source, version: str) -> Iterator[Comparis
     """Every function of a library in a source of `version` (empty: not known).
 
     `missing` is a function whose module's file is there without it, `unread` one whose module is not Python that the
-    source holds: compiled, or another part of the library. `not recorded` is a version that no record covers.
+    source holds: compiled, or another part of the library. `not recorded` is a version that no record covers;
+    its changes are those since the latest record.
     """
     names = dict.fromkeys(f"{record.module}:{record.name}" for record in library.records)
     for name in names:
         records = library.of(name)
-        if record := record_of(records, version):
-            yield _compared(record, source, library.load)
-        else:
-            known = ", ".join(one.versions for one in records)
-            yield Comparison(records[-1], "not recorded", None, (f"no record is of {version}; there are {known}",))
+        record = record_of(records, version)
+        found = _compared(record or records[-1], source, library.load)
+        if record is None and found.status in ("same", "drifted"):
+            changes = found.changes or (f"it is as recorded of {records[-1].versions}",)
+            found = replace(found, status="not recorded", changes=(f"no record is of {version}", *changes))
+        yield found
 
 
 def record_of(records: tuple[Record, ...], version: str) -> Record | None:
@@ -102,11 +104,17 @@ def _changes(old: tuple[Parameter, ...], new: tuple[Parameter, ...]) -> Iterator
         yield "the order has changed"
 
 
-def refreshed(library: Library, found: list[Comparison], read_in: str) -> Library:
-    """The library with what a source has in place of what was recorded, read in the version or commit `read_in`."""
-    new = {
-        id(one.record): replace(one.record, parameters=one.now, read_in=read_in or one.record.read_in)
-        for one in found
-        if one.now is not None
-    }
-    return replace(library, records=tuple(new.get(id(record), record) for record in library.records))
+def refreshed(library: Library, found: list[Comparison], read_in: str, url: str) -> Library:
+    """The library with what a source has in place of what was recorded, read in the version or commit `read_in` at
+    `url`; what is empty stays. What was not recorded is added behind the latest record, for this version."""
+    said = {key: value for key, value in {"read_in": read_in, "source": url}.items() if value}
+    read = {id(one.record): one for one in found if one.now is not None}
+    records: list[Record] = []
+    for record in library.records:
+        one = read.get(id(record))
+        if one is None or one.now is None:
+            records.append(record)
+            continue
+        now = replace(record, parameters=one.now, **said)
+        records += [record, replace(now, versions=f"=={read_in}")] if one.status == "not recorded" else [now]
+    return replace(library, records=tuple(records))

@@ -8,6 +8,7 @@ import inspect
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from keyword import iskeyword
 from types import ModuleType
 from typing import Any
 
@@ -180,7 +181,7 @@ def test_what_is_not_recorded_is_refused_with_the_nearest() -> None:
         recorded(f"{NVIDIA}.fla", "fla_core", "fla.ops.kda.chunk:chunk_kda", ())
 
 
-NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,6}", fullmatch=True)
+NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,6}", fullmatch=True).filter(lambda name: not iskeyword(name))
 TYPES = st.sampled_from(["", "Tensor", "Tensor(a!)", "int[]?", "float", "str?"])
 DEFAULTS = st.sampled_from([None, "None", "'a=b'", "-1.0", "f(x=1)", "{'a': 1}", '"\\n"'])
 _Kind = inspect._ParameterKind

@@ -1,0 +1,110 @@
+"""Checkpoints of msModelSlim's: what they must hold, how codes become weights, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from k3hal.dispatch.errors import CheckpointError
+from k3hal.dispatch.ops.moe_experts_int4 import int4_dequantize
+from k3hal.model.checkpoint import Checkpoint
+from k3hal.model.layout import SLIM_DESCRIPTION
+from k3hal.model.modelslim_reader import SlimReader, reader_of
+from k3hal.model.reader import WeightReader
+
+from ..modelslim_files import WORTH, Change, write_slim
+
+
+@pytest.fixture(scope="module")
+def slim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_slim(tmp_path_factory.mktemp("slim") / "model")
+
+
+def test_every_weight_is_what_its_codes_are_worth(slim: Path) -> None:
+    checkpoint, worth = Checkpoint.open(slim), load_file(slim.parent / WORTH)
+    assert checkpoint.config.expert_format == "int4" and checkpoint.slim is not None
+    with reader_of(checkpoint, "cpu", torch.float32) as reader:
+        assert isinstance(reader, SlimReader)
+        for name in checkpoint.specs:
+            if name in worth and ".experts." in name:
+                rows, columns = worth[name].shape
+                codes = torch.empty(rows, columns // 2, dtype=torch.uint8)
+                scales = torch.empty(rows, columns // 32)
+                reader.fill_int4(codes, scales, name)
+                assert torch.equal(int4_dequantize(codes, scales), worth[name])
+            elif name in worth:
+                assert torch.equal(reader.get(name), worth[name])
+            elif not name.endswith(("_scale", "_offset", "scale_bias")):
+                reader.get(name)
+        reader.finish()
+
+
+def test_a_plain_checkpoint_has_a_plain_reader(nano_dir: Path) -> None:
+    checkpoint = Checkpoint.open(nano_dir)
+    with reader_of(checkpoint, "cpu", torch.bfloat16) as reader:
+        assert type(reader) is WeightReader and checkpoint.slim is None
+
+
+def _expert(tensors: dict[str, torch.Tensor], suffix: str) -> str:
+    return next(name for name in tensors if ".experts.0." in name and name.endswith(suffix))
+
+
+def _kind(suffix: str, kind: str) -> Change:
+    def change(tensors: dict[str, torch.Tensor], kinds: dict[str, Any]) -> None:
+        kinds[next(name for name in kinds if name.endswith(suffix))] = kind
+
+    return change
+
+
+def _set(key: str, value: Any) -> Change:
+    return lambda tensors, kinds: kinds.update({key: value})
+
+
+def _without(suffix: str) -> Change:
+    def change(tensors: dict[str, torch.Tensor], kinds: dict[str, Any]) -> None:
+        del tensors[_expert(tensors, suffix)]
+
+    return change
+
+
+REFUSED: dict[str, tuple[Change, str]] = {
+    "another version": (_set("version", "0"), r"version is '0'; expected '1\.0\.0'"),
+    "groups": (_set("group_size", 256), "group_size is 256; expected 0, one scale a row"),
+    "another kind": (_kind("w1.weight", "W8A16"), "w1.weight is 'W8A16'; expected FLOAT, W8A8_DYNAMIC or W4A8_DYNAMIC"),
+    "a kind that is no word": (_kind("w1.weight", 3), "w1.weight is 3; expected FLOAT"),  # pyright: ignore[reportArgumentType]
+    "int4 elsewhere": (_kind("o_proj.weight", "W4A8_DYNAMIC"), "expected W4A8_DYNAMIC for routed experts and"),
+    "int8 experts": (_kind("w1.weight", "W8A8_DYNAMIC"), "expected W4A8_DYNAMIC for routed experts and"),
+    "a norm as int8": (_kind("input_layernorm.weight", "W8A8_DYNAMIC"), r"expected FLOAT for BF16 \[128\]"),
+    "no scale": (_without("w1.weight_scale"), r"w1.weight_scale is missing; expected F32 \[64, 1\]"),
+    "no bias": (_without("w2.scale_bias"), r"w2.scale_bias is missing; expected F32 \[64, 16\]"),
+    "codes of a float": (_kind("w1.weight", "FLOAT"), "w1.weight in .* has shape"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_not_as_described_is_refused(tmp_path: Path, what: str) -> None:
+    change, problem = REFUSED[what]
+    with pytest.raises(CheckpointError, match=problem):
+        Checkpoint.open(write_slim(tmp_path / "model", change))
+
+
+def test_weights_with_offsets_are_refused_when_they_are_read(tmp_path: Path) -> None:
+    def shift(tensors: dict[str, torch.Tensor], kinds: dict[str, Any]) -> None:
+        tensors[_expert(tensors, "w1.weight_offset")] += 1
+
+    checkpoint = Checkpoint.open(write_slim(tmp_path / "model", shift))
+    name = next(n for n in checkpoint.specs if n.endswith("experts.0.w1.weight"))
+    with SlimReader(checkpoint, "cpu", torch.float32) as reader, pytest.raises(CheckpointError, match="has offsets"):
+        reader.fill_int4(torch.empty(64, 32, dtype=torch.uint8), torch.empty(64, 2), name)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"version": "1.0.0"}'])
+def test_a_broken_description_is_refused(tmp_path: Path, content: str) -> None:
+    folder = write_slim(tmp_path / "model")
+    (folder / SLIM_DESCRIPTION).write_text(content)
+    with pytest.raises(CheckpointError, match=SLIM_DESCRIPTION):
+        Checkpoint.open(folder)
