@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,29 @@ def test_two_ranks(checkpoints: dict[str, Path], tmp_path: Path, name: str) -> N
     found = run_vllm(tmp_path, checkpoints[name], rounds, processes=True, dtype="float32", tensor_parallel_size=2)
     own.agrees(rounds, found)
     own.llm.close()
+
+
+def test_latents_in_fp8(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    own = Own(checkpoints["tiny"], "bfloat16", kv_cache_dtype="fp8")
+    rounds = [Round(MIXED)]
+    found = run_vllm(tmp_path, checkpoints["tiny"], rounds, dtype="bfloat16", kv_cache_dtype="fp8")
+    own.agrees(rounds, found)
+    own.llm.close()
+
+
+def test_other_sizes(tmp_path: Path) -> None:
+    """Latents, heads and blocks of sizes that no kernel of vLLM's has, with random weights: what a prompt gets alone
+    it also gets among others."""
+    model = tmp_path / "odd"
+    write_preset("nano", model)
+    config = json.loads((model / "config.json").read_text())
+    config["text_config"] |= {"kv_lora_rank": 96, "qk_rope_head_dim": 32, "v_head_dim": 64, "qk_nope_head_dim": 64}
+    config["text_config"]["linear_attn_config"] |= {"head_dim": 64, "short_conv_kernel_size": 3}
+    (model / "config.json").write_text(json.dumps(config))
+    alone = [Round([ids]) for ids in MIXED]
+    found = run_vllm(
+        tmp_path, model, [Round(MIXED), *alone], dtype="float32", load_format="dummy", block_size=96,
+        enable_prefix_caching=False, max_num_batched_tokens=256,
+    )  # fmt: skip
+    assert found.tokens[0] == [tokens for (tokens,) in found.tokens[1:]]
+    assert len({tuple(tokens) for tokens in found.tokens[0]}) > 1

@@ -87,8 +87,8 @@ def run_vllm(folder: Path, model: Path, rounds: list[Round], *, processes: bool 
 class Own:
     """K3HAL's own engine over the same checkpoint."""
 
-    def __init__(self, model: Path, dtype: str) -> None:
-        self.llm, self.dtype = LLM(str(model), device="cpu", dtype=dtype, max_model_len=2048), dtype
+    def __init__(self, model: Path, dtype: str, **options: Any) -> None:
+        self.llm, self.dtype = LLM(str(model), device="cpu", dtype=dtype, max_model_len=2048, **options), dtype
 
     @functools.cache  # noqa: B019 - one object for a run of tests
     def _answer(self, ids: tuple[int, ...], max_tokens: int) -> list[int]:
