@@ -42,7 +42,7 @@ _LIMITS = (
         "--load-format",
         "use auto or dummy",
     ),
-    _Limit(lambda c: c.model_config.quantization is not None, "--quantization", "weights run as the folder has them"),
+    _Limit(lambda c: c.model_config.quantization is not None, "--quantization", "weights run as they are packed"),
     _Limit(lambda c: bool(c.model_config.hf_overrides), "--hf-overrides", "edit the folder's config.json"),
     _Limit(lambda c: c.model_config.enable_prompt_embeds, "--enable-prompt-embeds", "send text or token ids"),
     _Limit(lambda c: c.model_config.runner_type != "generate", "--runner pooling", "the model generates"),

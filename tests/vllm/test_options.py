@@ -169,6 +169,21 @@ def test_what_the_platform_gives_up_for_its_own_attention_stays_for_k3_alone(
     assert (config.compilation_config.mode == 0) is ours
 
 
+@pytest.mark.parametrize("architecture", [*MODELS, "LlamaForCausalLM"])
+def test_what_there_is_not_is_refused_as_soon_as_options_are_known(
+    machine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, architecture: str
+) -> None:
+    module = machine(cpu=f"{__name__}.WithoutMla")
+    monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or ModuleType(__name__))
+    monkeypatch.setattr(sys.modules[__name__], "WithoutMla", WithoutMla, raising=False)
+    config = options(model__architecture=architecture, model__quantization="fp8", parallel__worker_extension_cls="")
+    if architecture in MODELS:
+        with pytest.raises(UnsupportedError, match="do not take --quantization"):
+            module.platform_class().check_and_update_config(config)
+    else:
+        module.platform_class().check_and_update_config(config)
+
+
 def test_a_misspelt_variable_stops_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     from k3hal.vllm.register import register
 
