@@ -2,7 +2,7 @@
 
 On the A2 and A3 it knows integer codes of four bits, not those of MXFP4: each MXFP4 weight is the sum of two that it
 knows, under one scale, and the products of both run as one of twice the length. It is exact, and takes twice the
-memory.
+memory. The A5 knows MXFP4, in the order in which its matrix unit reads.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from k3hal.backends.ascend._npu import A2, A3, A5, FUSED, torch_npu
 from k3hal.dispatch import Answer, Call, provides
 from k3hal.dispatch.library import recorded, unless, usable
 from k3hal.dispatch.ops._experts import gated
-from k3hal.dispatch.ops.mx_dequantize import VALUES
+from k3hal.dispatch.ops.mx_dequantize import GROUP, VALUES
 from k3hal.dispatch.transforms.experts import Grouped
 
 PRODUCT = recorded(
@@ -27,10 +28,15 @@ PRODUCT = recorded(
         "group_list_type",
     ),
 )  # fmt: skip
+REORDERED = recorded(__name__, "torch-npu", "torch.ops.npu:npu_format_cast", ("input", "acl_format", "customize_dtype"))
+PACKED = recorded(__name__, "torch-npu", "torch.ops.npu:npu_convert_weight_to_int4pack", ("weight",))
+FRACTAL_NZ, ALIGNED = 29, 64
+ONE = 127
+"""Of E8M0."""
 ONE_RESULT, BY_ROWS, COUNTS = 2, 0, 1
 MOST_EXPERTS = 1024
 Weights = tuple[Tensor, Tensor | None]
-"""[E, K, N], or codes int32 [E, K, N / 8] with scales [E, K / 32, N]."""
+"""[E, K, N], or codes [E, K, N / 8] with scales [E, K / 32, N]: int32 and bf16, or float32 and u8 for MXFP4."""
 
 
 def _supports(call: Call) -> Answer:
@@ -62,9 +68,10 @@ def _zeros(shape: torch.Size, device: torch.device) -> Tensor:
 def _product(rows: Tensor, weights: Weights, counts: Tensor) -> Tensor:
     """Rows [M, K], sorted by expert, times each one's weights; rows of no expert, which come last, are unwritten."""
     weight, scale = weights
+    scales = None if scale is None else [scale]
+    offsets = None if scale is None or scale.dtype is torch.uint8 else [_zeros(scale.shape, scale.device)]
     return PRODUCT(
-        x=[rows], weight=[weight], antiquant_scale=None if scale is None else [scale],
-        antiquant_offset=None if scale is None else [_zeros(scale.shape, scale.device)], group_list=counts,
+        x=[rows], weight=[weight], antiquant_scale=scales, antiquant_offset=offsets, group_list=counts,
         split_item=ONE_RESULT, group_type=BY_ROWS, group_list_type=COUNTS,
     )[0]  # fmt: skip
 
@@ -186,3 +193,63 @@ def moe_experts_mxfp4(
 ) -> Tensor:
     """See the operator. Codes come prepared by `split_codes`, scales halved and twice over."""
     return _summed(x, ids, weights, (w13, w13_scale), (w2, w2_scale), (activation, beta, linear_beta), 2)
+
+
+def _supports_mxfp4(call: Call) -> Answer:
+    said = _supports(call)
+    return usable(call, (REORDERED, PACKED)) if said else said
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED
+
+
+def _wide(codes: Tensor, parts: int) -> Tensor:
+    """Numbers fp32 [E, K, N] of MXFP4 codes u8 [E, N, K / 2], zero up to whole units of K and of each part of N."""
+    numbers = torch.tensor([*VALUES, *(-v for v in VALUES)], device=codes.device)
+    count, columns = codes.shape[0], codes.shape[1] // parts
+    wide = numbers.new_zeros(count, _aligned(2 * codes.shape[2]), parts, _aligned(columns))
+    for into, expert in zip(wide, codes, strict=True):
+        into[: 2 * codes.shape[2], :, :columns] = numbers[nibbles(expert).long()].mT.unflatten(1, (parts, columns))
+    return wide.flatten(2)
+
+
+def _wide_scales(scale: Tensor, parts: int) -> Tensor:
+    """[E, N, K / 32] as [E, K / 32, N] of the sizes of `_wide`: one where it added zeros."""
+    each = scale.mT.unflatten(2, (parts, scale.shape[1] // parts))
+    more = (0, _aligned(each.shape[3]) - each.shape[3], 0, 0, 0, each.shape[1] % (ALIGNED // GROUP))
+    return functional.pad(each, more, value=ONE).flatten(2).contiguous()
+
+
+def _reordered(w13: Tensor, w13_scale: Tensor, w2: Tensor, w2_scale: Tensor) -> Mapping[str, Tensor]:
+    given = {"w13": (w13, w13_scale, 2), "w2": (w2, w2_scale, 1)}
+    out = {}
+    for name, (codes, scale, parts) in given.items():
+        ordered = REORDERED(input=_wide(codes, parts), acl_format=FRACTAL_NZ, customize_dtype=torch.bfloat16)
+        out[name] = PACKED(weight=ordered).contiguous()
+        out[f"{name}_scale"] = _wide_scales(scale, parts)
+    return out
+
+
+@provides(
+    "moe_experts_mxfp4", name="torch_npu", needs=torch_npu(A5), supports=_supports_mxfp4, prepare=_reordered,
+    priority=FUSED, graph_safe=True, mxfp4="w4a16",
+)  # fmt: skip
+def moe_experts_mxfp4_own(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    w13: Tensor,
+    w13_scale: Tensor,
+    w2: Tensor,
+    w2_scale: Tensor,
+    activation: str,
+    beta: float,
+    linear_beta: float,
+) -> Tensor:
+    """See the operator. Codes come prepared in the library's order, scales with their groups first, both with zeros up
+    to what the library wants."""
+    hidden, more = x.shape[1], w13.shape[1] - x.shape[1]
+    rows = functional.pad(x, (0, more)) if more else x
+    out = _summed(rows, ids, weights, (w13, w13_scale), (w2, w2_scale), (activation, beta, linear_beta))
+    return out[:, :hidden].contiguous()

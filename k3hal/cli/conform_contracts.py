@@ -105,7 +105,7 @@ def _compared(name: str, file: Path, source: str | None, version: str | None, ur
     where = source or (library.package if library.package in INSTALLED else None)
     if where is None:
         functions = dict.fromkeys(f"{record.module}:{record.name}" for record in library.records)
-        note = f"{library.package} is not installed; {len(functions)} functions are recorded"
+        note = f"{library.package} is not installed; recorded functions: {len(functions)}"
         return {**row, "note": note, "functions": []}
     with opened(where) as files:
         version = version or files.version

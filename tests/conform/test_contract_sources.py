@@ -245,7 +245,7 @@ def test_the_verb_compares_and_refreshes(contract_file: Path, tmp_path: Path) ->
 
 def test_the_verb_without_a_source_says_what_is_recorded(contract_file: Path) -> None:
     said = _run()
-    assert said.return_value == 2 and said.output == "acme/lib: lib is not installed; 2 functions are recorded\n"
+    assert said.return_value == 2 and said.output == "acme/lib: lib is not installed; recorded functions: 2\n"
 
 
 @pytest.mark.parametrize(

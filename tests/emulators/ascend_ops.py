@@ -17,6 +17,7 @@ from torch import Tensor
 from k3hal.backends.ascend import npu_experts, npu_kda, npu_light, npu_mla
 from k3hal.dispatch.library import Function
 
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128)
 CHUNK = 64
 
@@ -138,14 +139,35 @@ def fused_infer_prefill(
     return out, lse
 
 
+def format_cast(
+    input: Tensor, acl_format: int, *, customize_dtype: int | None = None, input_dtype: int | None = None
+) -> Tensor:
+    """FP4 numbers in fp32, for products with bf16 (15): blocks of 16 by 16, of which those of a column follow each
+    other. The shape says nothing of it."""
+    dense(input)
+    assert input.dtype is torch.float32 and (acl_format, customize_dtype, input_dtype) == (29, 15, None)
+    experts, k, n = input.shape
+    return input.view(experts, k // 16, 16, n // 16, 16).permute(0, 3, 1, 2, 4).reshape(experts, k, n)
+
+
+def int4pack(weight: Tensor, inner_k_tiles: int = 0) -> Tensor:
+    """The 950's: FP4 numbers in fp32, as they lie, eight codes to a float32."""
+    dense(weight)
+    assert weight.dtype is torch.float32 and inner_k_tiles == 0 and weight.shape[-1] % 8 == 0
+    codes = torch.bucketize(weight.abs(), torch.tensor(E2M1[:8]), out_int32=True) + 8 * (weight < 0)
+    assert torch.equal(torch.tensor(E2M1)[codes], weight)
+    eight = codes.to(torch.uint8).unflatten(-1, (-1, 4, 2))
+    return (eight[..., 0] | eight[..., 1] << 4).view(torch.float32).squeeze(-1)
+
+
 def grouped_matmul(
     x: list[Tensor], weight: list[Tensor], *, antiquant_scale: list[Tensor] | None = None,
     antiquant_offset: list[Tensor] | None = None, group_list: Tensor | None = None, split_item: int | None = 0,
     group_type: int | None = None, group_list_type: int | None = 0, **others: Any,
 ) -> list[Tensor]:  # fmt: skip
     """One tensor of rows sorted by group, one of weights [E, K, N]; int64 counts. Codes are eight to an int32 along N,
-    the lowest bits first, signed; their scales, bf16 [E, G, N], are for K / G rows each. Rows behind the last group
-    stay unwritten."""
+    the lowest bits first, signed; their scales, bf16 [E, G, N], are for K / G rows each. MXFP4 is eight to a float32,
+    as `int4pack` leaves it, with scales E8M0 of 32 rows and no offsets. Rows behind the last group stay unwritten."""
     assert len(x) == len(weight) == 1 and group_list is not None and group_list.dtype is torch.int64
     assert (split_item, group_type, group_list_type) == (2, 0, 1) and not any(v for v in others.values() if v)
     rows, given = x[0], weight[0]
@@ -162,6 +184,16 @@ def grouped_matmul(
         assert values.shape[2] == scale.shape[2] and values.shape[1] % scale.shape[1] == 0
         each = values.shape[1] // scale.shape[1]
         given = (values.unflatten(1, (-1, each)) * scale.float().unsqueeze(2)).flatten(1, 2)
+    elif given.dtype is torch.float32:
+        assert antiquant_scale is not None and antiquant_offset is None and antiquant_scale[0].dtype is torch.uint8
+        dense(antiquant_scale[0])
+        k, n = given.shape[1], 8 * given.shape[2]
+        assert k % 64 == 0 and n % 64 == 0 and antiquant_scale[0].shape == (experts, k // 32, n)
+        bits = given.view(torch.int32).unsqueeze(-1) >> torch.arange(0, 32, 4, dtype=torch.int32) & 15
+        values = torch.tensor(E2M1)[bits.flatten().long()].view(experts, n // 16, k // 16, 16, 16)
+        values = values.permute(0, 2, 3, 1, 4).reshape(experts, k // 32, 32, n)
+        scale = torch.exp2(antiquant_scale[0].double() - 127).masked_fill(antiquant_scale[0] == 255, torch.nan)
+        given = (values.double() * scale.unsqueeze(2)).flatten(1, 2)
     else:
         assert given.dtype is rows.dtype and antiquant_scale is None
     assert given.shape[1] == rows.shape[1] and int(group_list.sum()) <= rows.shape[0]
@@ -280,6 +312,8 @@ EMULATORS: dict[Function, tuple[Callable[..., Any], str]] = {
     npu_mla.FUSED_DECODE: (fused_infer_decode, "(Tensor, Tensor)"),
     npu_mla.FUSED_PREFILL: (fused_infer_prefill, "(Tensor, Tensor)"),
     npu_experts.PRODUCT: (grouped_matmul, "Tensor[]"),
+    npu_experts.REORDERED: (format_cast, "Tensor"),
+    npu_experts.PACKED: (int4pack, "Tensor"),
     npu_kda.RECURRENT: (recurrent_kda, "Tensor"),
     npu_kda.GATE: (kda_gate_cumsum, "Tensor"),
     npu_kda.CHUNKS: (chunk_kda_fwd, f"({', '.join(['Tensor'] * 12)})"),

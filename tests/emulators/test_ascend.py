@@ -44,7 +44,8 @@ def _provider(op: str, name: str) -> Provider:
 
 
 def _taken(provider: Provider, sample: Sample) -> bool:
-    call = Call(provider.op, _machine(), sample.dtype, sample.phase, sample.dims)
+    machine = _machine("ascend_950" if provider.needs.arch == ("ascend950",) else "ascend_910c")
+    call = Call(provider.op, machine, sample.dtype, sample.phase, sample.dims)
     return "device" not in sample.tags and bool(provider.answer(call))
 
 
@@ -105,6 +106,8 @@ def _on(device: str, op: str, **dims: Any) -> Call:
         ("moe_experts_int4", "torch_npu", "ascend_910b", {"intermediate": 12}, "needs intermediate a multiple of 8"),
         ("moe_experts_mxfp4", "torch_npu_sums", "ascend_910c", {}, ""),
         ("moe_experts_mxfp4", "torch_npu_sums", "ascend_950", {}, "needs arch ascend910b/ascend910c"),
+        ("moe_experts_mxfp4", "torch_npu", "ascend_950", {}, ""),
+        ("moe_experts_mxfp4", "torch_npu", "ascend_950", {"experts": 1025}, "needs experts up to 1024, these are 1025"),
         ("moe_experts", "torch_npu", "h200", {}, "needs vendor ascend, this is nvidia"),
     ],
 )
