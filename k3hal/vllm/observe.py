@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from k3hal.debug import shadow_figures
@@ -59,7 +60,8 @@ class WorkerWatch:
         self._recorder = _recorder(environ, place)
         shadow = environ.get("K3HAL_SHADOW")
         self._shadow = Shadow(parse_shadow(shadow)) if shadow else None
-        self._shadowed = sorted(set(_operators(plan))) if shadow else []
+        shadowed = self._shadow.spec.ops if self._shadow is not None else ""
+        self._shadowed = [op for op in sorted(set(_operators(plan))) if fnmatchcase(op, shadowed)]
         self._board = _board(place, list(self.figures()), plan)
         if place.engine == 0 and place.rank == 0:
             _log.info("dispatch plan, %s\n%s", plan_summary(plan), plan_text(plan))

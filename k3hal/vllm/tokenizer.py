@@ -8,14 +8,14 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 from k3hal.errors import CheckpointError
 from k3hal.tokenizer import BOS, CLOSE, EOS, OPEN, SEP, VOCAB_FILE, Tokenizer
 from k3hal.vllm.chat import ChatRequest, render
 
 if TYPE_CHECKING:
-    from transformers import BatchEncoding
+    from transformers import AddedToken, BatchEncoding
 
 MODE = "kimi_k3"
 """vLLM's name of the tokenizer and renderer of Kimi K3."""
@@ -47,6 +47,8 @@ class K3Tokenizer:
     """
 
     is_fast = True  # in vLLM: tokens become text without help for added ones
+    vocab_files_names: ClassVar[dict[str, str]] = {"vocab_file": VOCAB_FILE}
+    """By which xgrammar knows a vocabulary of bytes in GPT-2's alphabet."""
     truncation_side: str
 
     @classmethod
@@ -137,6 +139,13 @@ class K3Tokenizer:
     def get_added_vocab(self) -> dict[str, int]:
         return dict(self._specials)
 
+    @cached_property
+    def added_tokens_decoder(self) -> dict[int, AddedToken]:
+        """All are special here, markup too: vLLM leaves these tokens out of JSON."""
+        from transformers import AddedToken
+
+        return {i: AddedToken(name, special=True, normalized=False) for name, i in self._specials.items()}
+
     def encode(
         self,
         text: str,
@@ -213,14 +222,6 @@ class K3Tokenizer:
         asked = conversation if messages is None else messages
         prompt = render(ChatRequest(asked or [], tools=tools, **_chat_fields(kwargs)))
         return prompt.ids(self.k3) if tokenize else prompt.text()
-
-    def init_xgrammar(self) -> tuple[Any, dict[str, Any]]:
-        """vLLM's hook for tokenizers that xgrammar does not know: the vocabulary as bytes, and the ends of a turn."""
-        import xgrammar
-
-        vocabulary = [self.k3.token_bytes(i) for i in range(self.k3.vocab_size)]
-        ends = sorted(self.k3.eos_ids)
-        return xgrammar.TokenizerInfo(vocabulary, xgrammar.VocabType.RAW, stop_token_ids=ends), {}
 
 
 def _chat_fields(kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -200,15 +200,6 @@ def test_a_vllm_without_the_parsers_gets_k3hals(monkeypatch: pytest.MonkeyPatch)
     assert ReasoningParserManager.get_reasoning_parser("kimi_k3") is K3ReasoningParser
 
 
-def test_xgrammar_takes_the_vocabulary(tokenizer: Any) -> None:
-    import xgrammar
-
-    info, _ = tokenizer.init_xgrammar()
-    matcher = xgrammar.GrammarMatcher(xgrammar.GrammarCompiler(info).compile_json_schema('{"type": "integer"}'))
-    assert all(matcher.accept_token(i) for i in tokenizer.encode("-42"))
-    assert not matcher.accept_token(tokenizer.encode("x")[0]) and matcher.accept_token(tokenizer.eos_token_id)
-
-
 def test_without_the_plugin_vllm_misreads_a_bare_vocabulary(synthetic_dir: Path) -> None:
     """Why there is a tokenizer here at all: transformers makes one of the ranks, without the special tokens."""
     from vllm.tokenizers.hf import CachedHfTokenizer

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import xgrammar
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -86,10 +87,12 @@ def test_it_goes_to_other_processes() -> None:
         assert other.encode("x<|sep|>é") == TOKENIZER.encode("x<|sep|>é")
 
 
-def test_grammars_see_bytes_and_both_ends_of_a_turn() -> None:
-    info, _ = TOKENIZER.init_xgrammar()
-    assert info.vocab_size == K3.vocab_size and set(info.stop_token_ids) == K3.eos_ids
-    assert info.decoded_vocab[K3.special("<|open|>")] == b"<|open|>" and info.decoded_vocab[0] == K3.token_bytes(0)
+def test_grammars_see_the_bytes_of_every_token() -> None:
+    info = xgrammar.TokenizerInfo.from_huggingface(TOKENIZER, vocab_size=K3.vocab_size)  # pyright: ignore[reportArgumentType]
+    assert info.vocab_type == xgrammar.VocabType.BYTE_LEVEL and info.stop_token_ids == [TOKENIZER.eos_token_id]
+    assert info.decoded_vocab == [K3.token_bytes(i) for i in range(K3.vocab_size)]
+    added = TOKENIZER.added_tokens_decoder
+    assert all(token.special for token in added.values()) and added[K3.special("<|sep|>")].content == "<|sep|>"
 
 
 def test_a_damaged_vocabulary_is_refused_by_line(tmp_path: Path) -> None:
