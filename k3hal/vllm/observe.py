@@ -121,19 +121,19 @@ class WorkerExtension:
         return _loaded().figures()
 
 
-def check_wishes(environ: Mapping[str, str]) -> None:
-    """Raise `UsageError` for a malformed `K3HAL_OPS`, `K3HAL_DUMP` or `K3HAL_SHADOW`, without a worker."""
+def extend_worker(vllm_config: Any) -> None:
+    """Have vLLM add `WorkerExtension` to its workers, unless the user has an extension of their own."""
+    if not vllm_config.parallel_config.worker_extension_cls:
+        vllm_config.parallel_config.worker_extension_cls = EXTENSION
+
+
+def check_asked(environ: Mapping[str, str] = os.environ) -> None:
+    """Raise `UsageError` for what a worker would refuse of the environment, minutes later."""
     parse_overrides(environ.get(OPS_VARIABLE, ""), OPS_VARIABLE, default_registry())
     if dump := environ.get("K3HAL_DUMP"):
         parse_dump(dump)
     if shadow := environ.get("K3HAL_SHADOW"):
         parse_shadow(shadow)
-
-
-def extend_worker(vllm_config: Any) -> None:
-    """Have vLLM add `WorkerExtension` to its workers, unless the user has an extension of their own."""
-    if not vllm_config.parallel_config.worker_extension_cls:
-        vllm_config.parallel_config.worker_extension_cls = EXTENSION
 
 
 def plan_text(plan: DispatchPlan) -> str:

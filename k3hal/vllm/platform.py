@@ -111,10 +111,10 @@ class _K3Config:
             super().check_and_update_config(vllm_config)  # type: ignore[misc]
             return
         from k3hal.vllm import limits
-        from k3hal.vllm.observe import check_wishes, extend_worker
+        from k3hal.vllm.observe import check_asked, extend_worker
         from k3hal.vllm.tokenizer import choose_tokenizer_mode
 
-        check_wishes(os.environ)
+        check_asked()
         choose_tokenizer_mode(model)
         _without_compilation(vllm_config)
         extend_worker(vllm_config)

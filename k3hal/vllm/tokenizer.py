@@ -70,11 +70,12 @@ class K3Tokenizer:
         **kwargs: Any,
     ) -> Any:
         """The tokenizer of a folder. A checkpoint's own tokenizer code is used if it is there and trusted, and what is
-        no folder with a `tiktoken.model` is left to vLLM's loader. Raises `CheckpointError` for a damaged vocabulary.
+        no folder, or has another tokenizer, is left to vLLM's loader. Raises `CheckpointError` for a vocabulary that is
+        missing or damaged.
         """
         path = Path(path_or_repo_id)
-        trusted = trust_remote_code and path.is_dir() and not brings_only_ranks(path)
-        if trusted or not (path / VOCAB_FILE).is_file():
+        own = any((path / name).exists() for name in _OWN_FILES)
+        if not path.is_dir() or (own and (trust_remote_code or not (path / VOCAB_FILE).is_file())):
             from vllm.tokenizers.hf import CachedHfTokenizer
 
             return CachedHfTokenizer.from_pretrained(

@@ -113,6 +113,8 @@ def test_grammars_see_the_bytes_of_every_token() -> None:
 
 
 def test_a_damaged_vocabulary_is_refused_by_line(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot read the tokenizer"):
+        K3Tokenizer.from_pretrained(tmp_path)
     (tmp_path / "tiktoken.model").write_text("!!! 0\n")
     with pytest.raises(CheckpointError, match="line 1"):
         K3Tokenizer.from_pretrained(tmp_path)
