@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -169,19 +170,45 @@ def test_what_the_platform_gives_up_for_its_own_attention_stays_for_k3_alone(
     assert (config.compilation_config.mode == 0) is ours
 
 
-@pytest.mark.parametrize("architecture", [*MODELS, "LlamaForCausalLM"])
-def test_what_there_is_not_is_refused_as_soon_as_options_are_known(
-    machine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, architecture: str
-) -> None:
+@pytest.fixture
+def platform_class(machine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
     module = machine(cpu=f"{__name__}.WithoutMla")
     monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or ModuleType(__name__))
     monkeypatch.setattr(sys.modules[__name__], "WithoutMla", WithoutMla, raising=False)
-    config = options(model__architecture=architecture, model__quantization="fp8", parallel__worker_extension_cls="")
-    if architecture in MODELS:
-        with pytest.raises(UnsupportedError, match="do not take --quantization"):
-            module.platform_class().check_and_update_config(config)
-    else:
-        module.platform_class().check_and_update_config(config)
+    return module.platform_class()
+
+
+@pytest.mark.parametrize("architecture", MODELS)
+def test_what_is_wrong_is_refused_as_soon_as_options_are_known(
+    platform_class: Any, monkeypatch: pytest.MonkeyPatch, architecture: str
+) -> None:
+    config = options(model__architecture=architecture, parallel__worker_extension_cls="")
+    platform_class.check_and_update_config(config)
+    config.model_config.quantization = "fp8"
+    with pytest.raises(UnsupportedError, match="do not take --quantization"):
+        platform_class.check_and_update_config(config)
+    monkeypatch.setenv("K3HAL_SHADOW", "nothing_like_it")
+    with pytest.raises(UsageError, match="K3HAL_SHADOW"):
+        platform_class.check_and_update_config(config)
+
+
+def test_what_is_wrong_for_k3_is_not_for_others(platform_class: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("K3HAL_SHADOW", "nothing_like_it")
+    platform_class.check_and_update_config(options(model__architecture="LlamaForCausalLM", model__quantization="fp8"))
+
+
+@pytest.mark.parametrize("folder", ["ranks", "own"])
+def test_the_platform_gives_k3_its_workers_extension_and_tokenizer(
+    platform_class: Any, tmp_path: Path, folder: str
+) -> None:
+    (tmp_path / "tiktoken.model").touch()
+    if folder == "own":
+        (tmp_path / "tokenizer_config.json").touch()
+    config = options(parallel__worker_extension_cls="", model__tokenizer_mode="auto")
+    config.model_config.tokenizer = str(tmp_path)
+    platform_class.check_and_update_config(config)
+    assert config.parallel_config.worker_extension_cls == "k3hal.vllm.observe.WorkerExtension"
+    assert config.model_config.tokenizer_mode == ("kimi_k3" if folder == "ranks" else "auto")
 
 
 def test_a_misspelt_variable_stops_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
