@@ -20,18 +20,26 @@ DECODE = recorded(
     ),
 )  # fmt: skip
 LATENT, ROPE, MOST_HEADS = 512, 64, 128
+
+
+def _tile(heads: int) -> int:
+    """16, 32, 64 or 128 heads: those the kernels are made for, each of which shares the cached rows it reads."""
+    return max(16, 1 << (heads - 1).bit_length())
+
+
 FAULTS = (
     Fault(
         "https://github.com/vllm-project/vllm/issues/51232",
         "no kernel is found for 12 heads over a cache in fp8",
         dims={"kv_dtype": ("float8_e4m3fn",)},
     ),
+    Fault(
+        "https://github.com/ROCm/aiter/issues/5765",
+        "but for 64 heads, rows beyond 4 GiB of the cache are read from elsewhere",
+        arch=("gfx950",),
+        when=lambda call: _tile(int(call.dims.get("heads") or 16)) != 64,
+    ),
 )
-
-
-def _tile(heads: int) -> int:
-    """16, 32, 64 or 128 heads: those the kernels are made for, each of which shares the cached rows it reads."""
-    return max(16, 1 << (heads - 1).bit_length())
 
 
 def _supports(call: Call) -> Answer:

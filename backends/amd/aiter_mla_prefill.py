@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from k3hal.backends.amd._aiter import CDNA, LIBRARY, PACKAGE, PRIORITY, switch, usable_as_switched
-from k3hal.dispatch import Answer, Call, Needs, provides
+from k3hal.dispatch import Answer, Call, Fault, Needs, provides
 from k3hal.dispatch.library import recorded, unless
 from k3hal.dispatch.transforms.lse import to_base2
 from k3hal.dispatch.transforms.ragged import Batch, attention_over_cache
@@ -18,6 +18,13 @@ ATTEND = recorded(
         "return_lse",
     ),
 )  # fmt: skip
+FAULTS = (
+    Fault(
+        "https://github.com/ROCm/aiter/issues/2229",
+        "a sequence with one query is wrong for heads of other sizes than 128",
+        arch=("gfx942",),
+    ),
+)
 SIZES = {"nope_dim": 128, "rope_dim": 64, "v_dim": 128}
 KINDS = ("bfloat16", "float8_e4m3fn")
 
@@ -36,7 +43,7 @@ def _supports(call: Call) -> Answer:
 
 
 # The lengths of a step are fetched to the host, in every layer.
-@provides("mla_prefill", name="aiter", needs=NEEDS, supports=_supports, priority=PRIORITY)
+@provides("mla_prefill", name="aiter", needs=NEEDS, supports=_supports, priority=PRIORITY, faults=FAULTS)
 def mla_prefill(
     q: Tensor,
     kv_cache: Tensor,

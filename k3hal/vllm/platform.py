@@ -104,20 +104,24 @@ class _K3Config:
 
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
-        """vLLM's hook, called once the options are known."""
+        """vLLM's hook, called once the options are known. Raises `UnsupportedError` for what K3's models do not take
+        and `UsageError` for malformed variables: here, in the process that was asked, minutes before a worker would."""
         model = vllm_config.model_config
         if model is None or model.architecture not in MODELS:
             super().check_and_update_config(vllm_config)  # type: ignore[misc]
             return
-        from k3hal.vllm.observe import extend_worker
+        from k3hal.vllm import limits
+        from k3hal.vllm.observe import check_asked, extend_worker
         from k3hal.vllm.tokenizer import choose_tokenizer_mode
 
+        check_asked()
         choose_tokenizer_mode(model)
         _without_compilation(vllm_config)
         extend_worker(vllm_config)
         wanted = _AttentionChoices(vllm_config)
         super().check_and_update_config(vllm_config)  # type: ignore[misc]
         wanted.restore(vllm_config)
+        limits.check(vllm_config)
 
 
 def _without_compilation(vllm_config: Any) -> None:

@@ -240,6 +240,17 @@ def test_a_report_that_proves_nothing_is_refused(
         _support_table().main(["--check"], repository)
 
 
+def test_an_emulated_machine_may_be_judged_quickly_and_is_marked(repository: Path) -> None:
+    def emulated(report: dict[str, Any]) -> None:
+        report["selection"]["quick"] = True
+        report["device"]["features"] = ["emulated"]
+
+    edit(next((repository / "ci" / "reports" / "cpu").iterdir()), emulated)
+    assert _support_table().main(["--write"], repository) == 0
+    page = (repository / "README.md").read_text("utf-8")
+    assert "E2 `broken.right` *emulated*" in page and ", emulated on a CPU" in page
+
+
 def test_the_packaged_levels_are_readable() -> None:
     assert level_of("no_such_operator", "cpu.native", "x86_64") == "E0"
     assert {level_of(op, "reference", "x86_64") for op in operator_names()} == {"E0"}

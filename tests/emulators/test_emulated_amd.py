@@ -132,8 +132,9 @@ def test_a_run_that_is_interrupted_ends_in_one_line(stop: str, code: int, tmp_pa
 @pytest.mark.parametrize("machine", ["mi300x", "mi355x"])
 @pytest.mark.parametrize(("preset", "ops"), [("nano", ""), ("nano", AITER), ("kl-tiny", "")])
 def test_a_model_gives_the_references_logits(machine: str, preset: str, ops: str) -> None:
-    if ops and machine == "mi300x":
-        ops = ops.replace("kda_decode=amd.aiter,kda_prefill=amd.aiter,", "")
+    # What a machine has no kernels for, or kernels with a known fault.
+    without = {"mi300x": ("mla_prefill", "kda_decode", "kda_prefill"), "mi355x": ("mla_decode",)}[machine]
+    ops = ",".join(one for one in ops.split(",") if one.partition("=")[0] not in without)
     done = _run(str(HERE / "model_end_to_end.py"), machine, preset, ops, timeout=3500)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -226,3 +226,16 @@ def test_the_stat_logger_is_one_to_vllm(tmp_path: Path, monkeypatch: pytest.Monk
     board = Board(figures_file("i1", 1, 0), ["steps"], {"rank": 0, "operators": []})
     board["steps"] = 7
     assert 'k3hal_engine_steps_total{engine="1",model_name="tiny",rank="0"} 7.0' in generate_latest(REGISTRY).decode()
+
+
+@pytest.mark.parametrize("off", ["switch", "version"])
+def test_no_figures_where_the_plugin_stands_aside(monkeypatch: pytest.MonkeyPatch, off: str) -> None:
+    from k3hal.vllm import stats
+
+    monkeypatch.setattr(stats, "_figures", SimpleNamespace(served=[]))
+    if off == "switch":
+        monkeypatch.setenv("K3HAL_VLLM", "0")
+    else:
+        monkeypatch.setattr("k3hal.vllm.stats.refusal", lambda: "another vLLM")
+    stats.K3HALStatLogger(SimpleNamespace(instance_id="i2", model_config=SimpleNamespace(served_model_name="tiny")))
+    assert stats._figures.served == []

@@ -20,7 +20,7 @@ def options(**changed: Any) -> Any:
     """A vLLM config that is fine, but for `changed`: `cache__block_size=1` is `cache_config.block_size`."""
     config = SimpleNamespace(
         parallel_config=SimpleNamespace(
-            pipeline_parallel_size=1, decode_context_parallel_size=1, enable_expert_parallel=False
+            pipeline_parallel_size=1, decode_context_parallel_size=1, enable_expert_parallel=False, use_ubatching=False
         ),
         speculative_config=None,
         lora_config=None,
@@ -30,7 +30,14 @@ def options(**changed: Any) -> Any:
         ),
         scheduler_config=SimpleNamespace(enable_chunked_prefill=True, max_num_batched_tokens=256),
         load_config=SimpleNamespace(load_format="auto"),
-        model_config=SimpleNamespace(use_mla=True, architecture="KimiLinearForCausalLM", tokenizer_mode="kimi_k3"),
+        model_config=SimpleNamespace(
+            use_mla=True, architecture="KimiLinearForCausalLM", tokenizer_mode="kimi_k3", quantization=None,
+            hf_overrides={}, enable_prompt_embeds=False, runner_type="generate",
+        ),
+        attention_config=SimpleNamespace(backend=None),
+        offload_config=SimpleNamespace(
+            uva=SimpleNamespace(cpu_offload_gb=0), prefetch=SimpleNamespace(offload_group_size=0)
+        ),
         compilation_config=SimpleNamespace(mode=None, cudagraph_mode=None),
     )  # fmt: skip
     for name, value in changed.items():
@@ -56,6 +63,15 @@ def test_usual_options_are_taken() -> None:
         ({"cache__mamba_ssm_cache_dtype": "bfloat16"}, "--mamba-ssm-cache-dtype"),
         ({"cache__mamba_cache_dtype": "float32"}, "--mamba-cache-dtype"),
         ({"load__load_format": "tensorizer"}, "--load-format"),
+        ({"model__quantization": "fp8"}, "--quantization"),
+        ({"model__hf_overrides": {"num_hidden_layers": 2}}, "--hf-overrides"),
+        ({"model__hf_overrides": lambda config: config}, "--hf-overrides"),
+        ({"model__enable_prompt_embeds": True}, "--enable-prompt-embeds"),
+        ({"model__runner_type": "pooling"}, "--runner pooling"),
+        ({"attention__backend": "TRITON_MLA"}, "--attention-backend"),
+        ({"offload__uva": SimpleNamespace(cpu_offload_gb=4.0)}, "--cpu-offload-gb"),
+        ({"offload__prefetch": SimpleNamespace(offload_group_size=8)}, "--offload-group-size"),
+        ({"parallel__use_ubatching": True}, "--enable-dbo"),
         ({"model__use_mla": False}, "VLLM_MLA_DISABLE"),
     ],
 )
@@ -151,6 +167,21 @@ def test_what_the_platform_gives_up_for_its_own_attention_stays_for_k3_alone(
     assert config.cache_config.enable_prefix_caching is ours and config.scheduler_config.enable_chunked_prefill is ours
     assert (config.scheduler_config.max_num_batched_tokens == 256) is ours
     assert (config.compilation_config.mode == 0) is ours
+
+
+@pytest.mark.parametrize("architecture", [*MODELS, "LlamaForCausalLM"])
+def test_what_there_is_not_is_refused_as_soon_as_options_are_known(
+    machine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, architecture: str
+) -> None:
+    module = machine(cpu=f"{__name__}.WithoutMla")
+    monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or ModuleType(__name__))
+    monkeypatch.setattr(sys.modules[__name__], "WithoutMla", WithoutMla, raising=False)
+    config = options(model__architecture=architecture, model__quantization="fp8", parallel__worker_extension_cls="")
+    if architecture in MODELS:
+        with pytest.raises(UnsupportedError, match="do not take --quantization"):
+            module.platform_class().check_and_update_config(config)
+    else:
+        module.platform_class().check_and_update_config(config)
 
 
 def test_a_misspelt_variable_stops_vllm(monkeypatch: pytest.MonkeyPatch) -> None:

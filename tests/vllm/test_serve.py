@@ -79,7 +79,6 @@ def environment(folder: Path) -> dict[str, str]:
         (tools / name).chmod(0o755)
     return os.environ | {
         "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "XDG_CACHE_HOME": str(folder / "cache"),

@@ -67,6 +67,23 @@ def test_the_vocabulary_has_every_id_once() -> None:
     assert TOKENIZER.convert_tokens_to_ids("no such token") == K3.special("[UNK]")
 
 
+@pytest.mark.parametrize(
+    ("ask", "says"),
+    [
+        (lambda: TOKENIZER.encode("a<|sep|>\ud800"), "half a surrogate pair"),
+        (lambda: TOKENIZER(["a", "\udfff"]), "half a surrogate pair"),
+        (lambda: TOKENIZER.decode([1, K3.vocab_size]), "outside the vocabulary"),
+        (lambda: TOKENIZER.decode(-1), "outside the vocabulary"),
+        (lambda: TOKENIZER.convert_ids_to_tokens([10**9]), "outside the vocabulary"),
+    ],
+)
+def test_what_is_no_text_is_the_requests_fault(ask: Callable[[], Any], says: str) -> None:
+    """vLLM answers 400 to a `ValueError`, and 500 to an error it does not know."""
+    with pytest.raises(ValueError, match=says) as refused:
+        ask()
+    assert isinstance(refused.value, RequestError)
+
+
 @pytest.mark.parametrize(("side", "kept"), [("left", "ef"), ("right", "ab")])
 def test_truncation_keeps_an_end(side: str, kept: str) -> None:
     tokenizer = K3Tokenizer(K3, truncation_side=side)
@@ -96,6 +113,8 @@ def test_grammars_see_the_bytes_of_every_token() -> None:
 
 
 def test_a_damaged_vocabulary_is_refused_by_line(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot read the tokenizer"):
+        K3Tokenizer.from_pretrained(tmp_path)
     (tmp_path / "tiktoken.model").write_text("!!! 0\n")
     with pytest.raises(CheckpointError, match="line 1"):
         K3Tokenizer.from_pretrained(tmp_path)
