@@ -13,9 +13,11 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 EMULATORS = Path(__file__).resolve().parents[1] / "tests" / "emulators"
 PLUGIN = "emulated_"
+MOST_JOBS = 64
 PATIENCE = 900.0
 """Seconds for one check: an interpreted kernel takes 4 ms a program."""
 
@@ -26,14 +28,8 @@ def machines() -> list[str]:
 
 
 def main(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(description="Conformance over emulators, on a CPU.", exit_on_error=False)
-    parser.add_argument("machine", choices=machines())
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--op", default="*")
-    parser.add_argument("--all", action="store_true")
-    parser.add_argument("--jobs", type=int, default=0)
     try:
-        given = parser.parse_args(words)
+        given = _parser().parse_args(words)
     except argparse.ArgumentError as error:
         print(f"emulated: {error}", file=sys.stderr)
         return 4
@@ -44,9 +40,34 @@ def main(words: list[str]) -> int:
     return _judged(given.machine, given.out, given.op, not given.all, given.jobs)
 
 
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="ci/emulated.py", description="Conformance over emulators, on a CPU.", exit_on_error=False)
+    parser.add_argument("machine", choices=machines())
+    parser.add_argument("--out", type=Path, required=True, help="the package's folder; an earlier one is replaced")
+    parser.add_argument("--op", default="*", help="a glob: only these operators")
+    parser.add_argument("--all", action="store_true", help="every sample, not the quick subset")
+    parser.add_argument("--jobs", type=processes, default=0, help="processes; 0 is what suits this machine")
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """Leaves every mistake to who called: `exit_on_error` covers some of them only."""
+
+    def error(self, message: str) -> NoReturn:
+        raise argparse.ArgumentError(None, message)
+
+
+def processes(text: str) -> int:
+    number = int(text)
+    if not 0 <= number <= MOST_JOBS:
+        raise argparse.ArgumentTypeError(f"{number} is not from 0 to {MOST_JOBS}")
+    return number
+
+
 def _judged(machine: str, out: Path, op: str, quick: bool, jobs: int) -> int:
     from k3hal.conform import run
     from k3hal.conform.pool import Limits
+    from k3hal.conform.processes import Terminated, terminable
     from k3hal.conform.selection import Selection, registry_with
     from k3hal.dispatch.emulated import PREFIX, emulated_machine
     from k3hal.errors import K3HALError
@@ -56,10 +77,14 @@ def _judged(machine: str, out: Path, op: str, quick: bool, jobs: int) -> int:
         registry_with(plugins)
         selection = Selection.on(emulated_machine(f"{PREFIX}{machine}"), None, op, quick)
         how = run.How(jobs, Limits(check=PATIENCE, start=PATIENCE), plugins=plugins)
-        report = run.run(selection, out, how, lambda done, total, op: None)
+        with terminable():
+            report = run.run(selection, out, how, lambda done, total, op: None)
     except K3HALError as error:
         print(f"emulated: {error}", file=sys.stderr)
-        return 4
+        return error.exit_code
+    except KeyboardInterrupt as stop:
+        print("emulated: interrupted", file=sys.stderr)
+        return 143 if isinstance(stop, Terminated) else 130
     for check in report["checks"]:
         if check["status"] in ("Fail", "Crash", "Timeout"):
             why = [*check["problems"], *(t["problem"] for t in check["tensors"] if t["problem"])]

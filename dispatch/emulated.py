@@ -52,6 +52,6 @@ def emulated_machine(device: str) -> DeviceDescription:
         have = ", ".join(_machines) or "none"
         raise UnsupportedError(
             f"there are no emulators of {device.removeprefix(PREFIX)!r} in this process",
-            hint=f"there are of {have}; python ci/emulated starts a run with them",
+            hint=f"there are of {have}; python ci/emulated.py starts a run with them",
         )
     return _machines[device]

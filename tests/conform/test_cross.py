@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 
 from k3hal.cli.app import app
 from k3hal.conform.cross import budgets
+from k3hal.conform.cross import run as runner
 from k3hal.conform.cross.budgets import Allowance, problems, unused
 from k3hal.conform.cross.calls import full_size_calls
 from k3hal.conform.cross.compile import Compiled, Done, Job, jobs
@@ -24,6 +26,7 @@ from k3hal.conform.cross.figures import Figures
 from k3hal.conform.cross.run import Report, table
 from k3hal.conform.cross.targets import TARGETS
 from k3hal.dispatch.describe import describe
+from k3hal.dispatch.errors import BackendError
 from k3hal.dispatch.packages import INSTALLED
 from k3hal.dispatch.registry import default_registry, get_operator
 from k3hal.dispatch.stand_in import stand_in, standing_in
@@ -188,6 +191,8 @@ def test_every_triton_provider_has_a_job_for_every_target() -> None:
         (["--op", "mla_decod"], "no operator matches 'mla_decod'"),
         (["--jobs", "65"], "--jobs is 65"),
         (["--jobs", "-1"], "--jobs is -1"),
+        (["--table", "/nowhere/table.md"], "--table /nowhere/table.md: no file can be there"),
+        (["--table", "."], "--table .: no file can be there"),
     ],
 )
 def test_wrong_words_are_named(words: list[str], said: str) -> None:
@@ -195,6 +200,13 @@ def test_wrong_words_are_named(words: list[str], said: str) -> None:
     text = str(done.exception) if done.exception and not isinstance(done.exception, SystemExit) else done.output
     assert said in text
     assert done.exit_code != 0
+
+
+def test_a_process_that_dies_is_an_error_that_names_what_it_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_prepare", partial(os._exit, 1))
+    job = Job("rms_norm", "triton.fused", "default", "gfx950")
+    with pytest.raises(BackendError, match=r"while it compiled rms_norm, triton\.fused on gfx950"):
+        runner.compile_all([job], 1, lambda done, total, op: None)
 
 
 @with_triton

@@ -101,13 +101,30 @@ def test_a_machine_without_emulators_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        ([], "the following arguments are required: machine, --out"),
         (["mi355", "--out", "x"], "invalid choice: 'mi355'"),
+        (["mi355x", "--out", "x", "--quick"], "unrecognized arguments: --quick"),
+        (["mi355x", "--out", "x", "--jobs", "-1"], "-1 is not from 0 to 64"),
+        (["mi355x", "--out", "x", "--jobs", "many"], "invalid processes value: 'many'"),
         (["mi355x", "--out", "{}", "--op", "mla_decod"], "no operator matches 'mla_decod'"),
     ],
 )
 def test_wrong_words_are_told_in_one_line(tmp_path: Path, words: list[str], said: str) -> None:
     done = _run("ci/emulated.py", *(word.format(tmp_path / "out") for word in words))
-    assert done.returncode == 4 and said in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 4 and said in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("stop", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_run_that_is_interrupted_ends_in_one_line(stop: str, code: int, tmp_path: Path) -> None:
+    script = (
+        "import runpy, signal, sys, time\n"
+        "from k3hal.conform import run\n"
+        f"run.run = lambda *_: [signal.raise_signal(signal.{stop}), time.sleep(60)]\n"
+        f"sys.argv = ['emulated', 'mi355x', '--op', 'rms_norm', '--out', {str(tmp_path / 'out')!r}]\n"
+        "runpy.run_path('ci/emulated.py', run_name='__main__')\n"
+    )
+    done = _run("-c", script)
+    assert (done.returncode, done.stderr) == (code, "emulated: interrupted\n")
 
 
 @pytest.mark.nightly

@@ -147,3 +147,12 @@ def test_a_release_that_is_none_is_refused(text: str) -> None:
     words = ["op", "explain", "mla_decode", "--device", "b200", "--with", text]
     error = CliRunner().invoke(app, words, standalone_mode=False).exception
     assert isinstance(error, UsageError) and "like --with flashinfer-python==0.7.4" in str(error)
+
+
+@pytest.mark.parametrize("text", ["amd-aitr==0.1.10", "aiter==0.1.10"])
+def test_a_package_that_changes_no_answer_is_refused(text: str) -> None:
+    words = ["op", "explain", "mla_decode", "--device", "mi355x", "--with", text]
+    error = CliRunner().invoke(app, words, standalone_mode=False).exception
+    assert (
+        isinstance(error, UsageError) and "no provider asks for a package" in str(error) and "amd-aiter" in str(error)
+    )
