@@ -88,15 +88,17 @@ def table(reports: Sequence[Report], operators: Sequence[str]) -> str:
 
 def _cell(reports: Iterable[Report], op: str) -> str:
     found: dict[str, tuple[str, bool]] = {}
+    judged = False
     for report in reports:
         for one in report.content["providers"]:
+            judged |= one["op"] == op
             if one["op"] == op and one["levels"]:
                 # What a real machine has shown stands before the same of an emulated one.
                 old = found.get(one["provider"], ("E0", False))
                 found[one["provider"]] = max(old, (one["level"], not report.emulated))
     ranked = sorted(found.items(), key=lambda item: item[1], reverse=True)
     words = [f"{level} `{name}`" + ("" if real else " *emulated*") for name, (level, real) in ranked]
-    return ", ".join(words) or "reference"
+    return ", ".join(words) or ("reference" if judged else "not judged")
 
 
 def _source(report: Report) -> str:
