@@ -69,9 +69,17 @@ def test_a_provider_with_a_known_fault_is_never_taken(provider: Provider, fault:
         assert isinstance(provider.answer(call), No)
 
 
-def test_the_page_lists_every_fence() -> None:
-    listed = set(re.findall(r"https://[^)\s]+", PAGE.read_text("utf-8")))
-    assert {fault.url for _, fault in FENCED} <= listed
+def test_the_page_lists_every_fence_and_no_other() -> None:
+    """Both ways: a fence that a provider no longer has is one that the page still promises."""
+    section = PAGE.read_text("utf-8").partition("\n## Fenced\n")[2].partition("\n## ")[0]
+    listed = set()
+    for row in re.findall(r"^\| \[.*$", section, re.MULTILINE):
+        report, *_, providers = row.strip("| ").split(" | ")
+        url = re.search(r"\((https://[^)\s]+)\)", report)
+        assert url, row
+        before_ops = providers.partition(" of ")[0]
+        listed |= {(url[1], name) for name in re.findall(r"`([^`]+)`", before_ops)}
+    assert {(fault.url, provider.id) for provider, fault in FENCED} == listed
 
 
 CONCERNED = Call(
