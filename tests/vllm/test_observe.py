@@ -83,6 +83,22 @@ def test_counts_reach_the_metrics_of_another_process() -> None:
     )
 
 
+def test_entries_of_one_provider_are_counted_together() -> None:
+    requests = [OpRequest("sigmoid_gate", layers, "any", {"dim": dim}) for layers, dim in (((0, 1), 64), ((2,), 32))]
+    made = make_plan(requests, build_selector(), model="m", device=probe("cpu"), dtype="float32")
+    call(WorkerWatch(made, PLACE, {}))
+    text = metrics(Served("abc12", 0, "tiny"))
+    (layers,) = [line for line in text.splitlines() if line.startswith("k3hal_plan_layers{")]
+    assert layers.endswith(" 3.0")
+
+
+def test_a_board_goes_with_its_process() -> None:
+    board = figures.Board(figures.figures_file("abc12", 0, 0), ["steps"], {})
+    board.close()
+    board.close()
+    assert list(figures.figures_folder().iterdir()) == []
+
+
 def test_without_workers_there_are_no_metrics() -> None:
     assert metrics(Served("abc12", 0, "tiny")) == ""
 

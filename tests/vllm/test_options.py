@@ -130,6 +130,16 @@ def test_it_stands_aside_in_one_line(
     assert line.startswith("k3hal stands aside: ") and says in line
 
 
+def test_only_the_process_that_was_asked_says_so(
+    machine: Callable[..., Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO", logger="vllm.k3hal")
+    module = machine(xpu="there.XPU")
+    monkeypatch.setattr("multiprocessing.parent_process", lambda: SimpleNamespace(pid=1))
+    module.say_if_aside()
+    assert caplog.messages == []
+
+
 def test_it_stands_aside_when_told_to(machine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("K3HAL_VLLM", "0")
     assert machine(cpu="there.Platform").platform() is None
