@@ -86,6 +86,7 @@ def test_every_kernel_fits_every_gpu() -> None:
         (_made(shared=(160 << 10) + 1), "takes 163841 bytes of shared memory, gfx950 has 163840"),
         (_made("gfx942", shared=(64 << 10) + 1), "gfx942 has 65536"),
         (_made(scratch=4, spilled=1), "spills 1 registers, 4 bytes a thread to memory; it decodes: 0 are allowed"),
+        (_made(spilled=3), "spills 3 registers, 0 bytes a thread to memory; it decodes: 0 are allowed"),
         (_made("sm_90", scratch=8), "spills 8 bytes a thread"),
         (_made("sm_100", scratch=8), None),
         (_made("gfx942", scratch=8), None),
