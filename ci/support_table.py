@@ -3,8 +3,8 @@
     python ci/support_table.py --write | --check
 
 A report lies in `ci/reports/<vendor>/<arch>/`, or with a word of the device's name for the arch (`h200` of an NVIDIA
-H200), as the package that `k3hal conform run` wrote or in a folder below. It must be of a clean tree and of every
-sample. With `--check`, a table or levels that are not those of the reports fail;
+H200), as the package that `k3hal conform run` wrote or in a folder below. It must be of a clean tree and, but for an
+emulated machine's, of every sample. With `--check`, a table or levels that are not those of the reports fail;
 a provider whose sources have changed since its report is named, and does not.
 """
 
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from k3hal.conform.environment import is_emulated
 from k3hal.conform.package import REPORT, read_report
 from k3hal.conform.sources import source_hash
 from k3hal.dispatch.registry import Registry, default_registry, operator_names
@@ -39,6 +40,10 @@ class Report:
     def machine(self) -> str:
         return f"{self.content['device']['vendor']} {self.content['device']['arch']}"
 
+    @property
+    def emulated(self) -> bool:
+        return is_emulated(self.content)
+
 
 def read_reports(folder: Path) -> list[Report]:
     """Every report below `folder`. Raises `InputError` for one that proves nothing or lies in the wrong place."""
@@ -52,7 +57,7 @@ def read_reports(folder: Path) -> list[Report]:
         dirty = any(one["dirty"] for one in [content["statement"], *content["packages"]])
         if dirty or not content["statement"]["commit"]:
             raise InputError(f"{path}: is of sources that no commit holds", hint="commit, then run it again")
-        if content["selection"]["quick"]:
+        if content["selection"]["quick"] and not is_emulated(content):
             raise InputError(f"{path}: is of the quick subset", hint="run it again without --quick")
         out.append(Report(f"{folder.name}/{place.as_posix()}", content))
     return out
@@ -82,13 +87,18 @@ def table(reports: Sequence[Report], operators: Sequence[str]) -> str:
 
 
 def _cell(reports: Iterable[Report], op: str) -> str:
-    found: dict[str, str] = {}
+    found: dict[str, tuple[str, bool]] = {}
+    judged = False
     for report in reports:
         for one in report.content["providers"]:
+            judged |= one["op"] == op
             if one["op"] == op and one["levels"]:
-                found[one["provider"]] = max(one["level"], found.get(one["provider"], "E0"))
+                # What a real machine has shown stands before the same of an emulated one.
+                old = found.get(one["provider"], ("E0", False))
+                found[one["provider"]] = max(old, (one["level"], not report.emulated))
     ranked = sorted(found.items(), key=lambda item: item[1], reverse=True)
-    return ", ".join(f"{level} `{provider}`" for provider, level in ranked) or "reference"
+    words = [f"{level} `{name}`" + ("" if real else " *emulated*") for name, (level, real) in ranked]
+    return ", ".join(words) or ("reference" if judged else "not judged")
 
 
 def _source(report: Report) -> str:
@@ -97,6 +107,7 @@ def _source(report: Report) -> str:
     return (
         f"- {report.machine}: [{report.place}](ci/{report.place}/statement.md), {report.content['device']['title']}, "
         f"commit {said['commit'][:12]} of {said['created'][:10]}, {sum(counts.values())} checks, {failed} failed"
+        + (", emulated on a CPU" if report.emulated else "")
     )
 
 

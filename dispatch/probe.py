@@ -10,6 +10,7 @@ import os
 from k3hal.dispatch import probe_vendors
 from k3hal.dispatch.describe import describe, described_ids
 from k3hal.dispatch.device import DeviceDescription
+from k3hal.dispatch.emulated import PREFIX, emulated_machine
 from k3hal.dispatch.errors import UnsupportedError, UsageError
 from k3hal.dispatch.host import cpu_arch, cpu_features, cpu_name, host_memory
 from k3hal.dispatch.packages import INSTALLED
@@ -22,9 +23,12 @@ PRESENT_KINDS = ("auto", "cpu", *ACCELERATORS)
 def probe(device: str = "auto") -> DeviceDescription:
     """The device of this machine that `device` names: `cpu`, `cuda`, `cuda:1`, `rocm`, `npu`, or `auto`.
 
-    `auto` is the first accelerator, or the CPU where there is none. Raises `UsageError` for any other word,
+    `auto` is the first accelerator, or the CPU where there is none; `emulated:NAME` one that is emulated
+    (`dispatch/emulated.py`). Raises `UsageError` for any other word,
     `UnsupportedError` for a device this machine lacks, `ProbeError` when a driver that is there does not answer.
     """
+    if device.startswith(PREFIX):
+        return emulated_machine(device)
     kind, index = _parse(device)
     if kind == "cpu":
         return _cpu()

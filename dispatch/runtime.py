@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from k3hal.dispatch.device import DeviceDescription
+from k3hal.dispatch.emulated import EMULATED
 from k3hal.dispatch.errors import BackendError, UnsupportedError
 from k3hal.dispatch.registry import Registry, default_registry
 
@@ -182,9 +183,8 @@ def runtime_for(device: DeviceDescription, registry: Registry | None = None) -> 
     if not device.present:
         raise UnsupportedError(f"{device.id} describes a machine that is not here", hint="nothing can run on it")
     backends = (registry or default_registry()).backends.values()
-    able = sorted(
-        (b for b in backends if b.runtime and device.vendor in b.vendors), key=lambda b: (-b.priority, b.name)
-    )
+    vendor = "cpu" if EMULATED in device.features else device.vendor
+    able = sorted((b for b in backends if b.runtime and vendor in b.vendors), key=lambda b: (-b.priority, b.name))
     if not able:
         raise UnsupportedError(
             f"no backend has a device runtime for {device.id} ({device.vendor})",

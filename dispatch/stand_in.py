@@ -1,10 +1,10 @@
-"""The machine that tensors on `meta` stand for, while kernels are compiled for one that is not here."""
+"""The GPU that tensors on none stand for: those on `meta` while kernels are compiled for a machine that is not here,
+those on the CPU while one is emulated."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 
 
@@ -23,22 +23,24 @@ class StandIn:
         return {"multiprocessor_count": self.processors, "max_shared_mem": self.shared_memory}
 
 
-_machine: ContextVar[StandIn | None] = ContextVar("machine_of_meta", default=None)
+_in_force: list[StandIn] = []
+
+
+def stand_in() -> StandIn | None:
+    """The machine in force in this process, if one is."""
+    return _in_force[-1] if _in_force else None
 
 
 @contextmanager
 def standing_in(machine: StandIn) -> Iterator[None]:
-    """Within, a tensor on `meta` is one of this machine."""
-    token = _machine.set(machine)
+    """Within, in every thread, a tensor that is on no GPU is one of this machine."""
+    _in_force.append(machine)
     try:
         yield
     finally:
-        _machine.reset(token)
+        _in_force.pop()
 
 
-def machine_of_meta() -> StandIn:
-    """The machine in force. Raises RuntimeError where there is none: a tensor on `meta` is then a mistake."""
-    machine = _machine.get()
-    if machine is None:
-        raise RuntimeError("a tensor on meta came to a kernel, and no machine stands behind it")
-    return machine
+def stand_for(machine: StandIn) -> None:
+    """As `standing_in`, for the rest of this process."""
+    _in_force.append(machine)

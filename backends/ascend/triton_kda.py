@@ -27,7 +27,13 @@ def _supports(call: Call) -> Answer:
 
 
 @provides(
-    "kda_recurrent", name="triton", needs=NEEDS, supports=_supports, priority=LIBRARY, graph_safe=True, faults=FAULTS
+    "kda_recurrent",
+    name="triton_ascend",
+    needs=NEEDS,
+    supports=_supports,
+    priority=LIBRARY,
+    graph_safe=True,
+    faults=FAULTS,
 )
 def kda_recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, slots: Tensor) -> Tensor:
     """See the operator. Each state is read once and written once, where it lies."""

@@ -8,6 +8,7 @@ from types import ModuleType
 
 from k3hal.dispatch import Needs
 from k3hal.dispatch.call import Answer, Call, No, Yes
+from k3hal.dispatch.emulated import EMULATED
 
 INTERPRETER = "triton_interpreter"
 FP8_ARCH = 89
@@ -16,7 +17,7 @@ NEEDS = Needs(packages={"triton": ">=3.6"})
 
 def runs(call: Call) -> Answer:
     """Whether Triton kernels run at all: compiled on a GPU, interpreted on a CPU."""
-    if call.device.vendor != "cpu":
+    if call.device.vendor != "cpu" and EMULATED not in call.device.features:
         return Yes()
     if INTERPRETER in call.device.features:
         return Yes("interpreted")

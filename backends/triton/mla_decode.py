@@ -31,8 +31,16 @@ def upright_fits(arch: str, triton: str) -> bool:
     return not arch.startswith("sm_10") or Version(triton) >= Version("3.9")
 
 
+AMD_TILINGS: Mapping[str, Shape] = {
+    "chunk1024": (32, 4, 2, 1024, 128, 2, 16),
+    "heads32": (32, 4, 1, 512, 256, 2, 32),
+    "rows16": (16, 4, 1, 512, 256, 2, 16),
+}
+"""For CDNA: a wave has 64 lanes, and of four waves each may have 512 registers a lane, of eight only half of that."""
+
+
 def _default(q: Tensor, kv_cache: Tensor) -> Shape:
-    from k3hal.backends.triton.kernels.programs import arch, shared_memory
+    from k3hal.backends.triton.kernels.programs import arch, is_amd, shared_memory
 
     heads = 16 if q.shape[1] <= 16 else 32
     if q.element_size() == 4:  # No matrix unit multiplies fp32 exactly.
@@ -41,7 +49,7 @@ def _default(q: Tensor, kv_cache: Tensor) -> Shape:
     if q.shape[1] > heads and kv_cache.dtype is q.dtype and fits:
         return UPRIGHT
     stages = 3 if shared_memory(q.device) > 112 << 10 else 1
-    return (32, 4 if heads == 16 else 8, stages, 512, 256, 2, heads)
+    return (32, 4 if heads == 16 or is_amd(q.device) else 8, stages, 512, 256, 2, heads)
 
 
 def _twice(kv_cache: Tensor) -> bool:
@@ -64,8 +72,10 @@ def _tiled(shape: Shape | None = None, twice: bool | None = None) -> Callable[..
 
 
 def _tactics(call: Call) -> Mapping[str, Callable[..., Tensor]]:
-    if call.dtype == "float32" or call.device.arch == "gfx942":
+    if call.dtype == "float32":
         return {}
+    if call.device.vendor == "amd":
+        return {name: _tiled(shape) for name, shape in AMD_TILINGS.items()}
     tactics = {name: _tiled(shape) for name, shape in OTHER_TILINGS.items()}
     if not upright_fits(call.device.arch, call.device.packages["triton"]):
         del tactics["upright"]

@@ -220,5 +220,5 @@ def html(
 
 
 app.command()(selftest)
-app.command()(cross_compile)
 app.command()(contracts)
+app.command()(cross_compile)

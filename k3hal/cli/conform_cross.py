@@ -54,6 +54,8 @@ def cross_compile(
         raise UsageError(f"--op: no operator matches {op!r}", hint=nearest(op, operator_names()))
     if not 0 <= jobs <= MOST_JOBS:
         raise UsageError(f"--jobs is {jobs}", hint=f"from 0 to {MOST_JOBS}")
+    if table and not (table.parent.is_dir() and not table.is_dir()):
+        raise UsageError(f"--table {table}: no file can be there", hint="name a file in a folder that exists")
     if find_spec("triton") is None:
         raise UnsupportedError("triton is not installed", hint="pip install triton")
     if os.environ.get("TRITON_INTERPRET") == "1":
@@ -67,12 +69,19 @@ def cross_compile(
         done = run.compile_all(todo, jobs or min(os.cpu_count() or 1, len(todo)), note)
     report = run.Report(done, perf_counter() - start, whole=op == "*" and not target)
     if table:
-        table.write_text("\n".join(run.table(done)) + "\n", "utf-8")
+        _write(table, "\n".join(run.table(done)) + "\n")
     if as_json:
         print_json(run.SCHEMA, report.to_json())
     else:
         _print(report)
     return 1 if report.broken else 0
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise UsageError(f"--table {path}: cannot write: {error.strerror}") from error
 
 
 def _print(report: Report) -> None:

@@ -12,7 +12,7 @@ from k3hal.cli.output import print_json
 from k3hal.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from k3hal.dispatch.call import Call
     from k3hal.dispatch.explain import Candidate, Explanation
@@ -99,8 +99,27 @@ def _with_packages(call: Call, given: list[str]) -> Call:
             raise UsageError(f"--with {text!r}: {what}", hint="like --with flashinfer-python==0.7.4") from error
     if not found:
         return call
+    _refuse_unknown(found, {*call.device.packages, "torch", "triton"})
     packages = ChainMap(found, call.device.packages)  # type: ignore[arg-type]
     return replace(call, device=replace(call.device, packages=packages, present=False))
+
+
+def _refuse_unknown(given: Iterable[str], present: set[str]) -> None:
+    """Raise `UsageError` for a package that changes no answer: a library's other name, or a typo."""
+    from packaging.utils import canonicalize_name
+
+    from k3hal.dispatch.registry import default_registry
+    from k3hal.dispatch.words import nearest
+
+    asked = {
+        canonicalize_name(name)
+        for provider in default_registry().providers
+        for packages in (provider.needs.packages, *(fault.packages for fault in provider.faults))
+        for name in packages
+    }
+    for name in given:
+        if name not in asked | present:
+            raise UsageError(f"--with: no provider asks for a package {name!r}", hint=nearest(name, sorted(asked)))
 
 
 def _explanation_json(found: Explanation) -> dict[str, Any]:

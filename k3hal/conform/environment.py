@@ -17,6 +17,7 @@ import torch
 from k3hal import __version__
 from k3hal.conform.source_state import SourceState, source_root, source_state
 from k3hal.dispatch.device import DeviceDescription
+from k3hal.dispatch.emulated import EMULATED
 from k3hal.dispatch.registry import Registry
 from k3hal.env import PREFIX
 
@@ -53,6 +54,11 @@ def statement() -> Statement:
     created = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     state = SourceState("", False) if root is None else source_state(root)
     return Statement(__version__, state.commit, state.dirty, created)
+
+
+def is_emulated(report: Mapping[str, Any]) -> bool:
+    """Whether a report's machine was one whose libraries are emulated, on a CPU."""
+    return EMULATED in report["device"].get("features", ())
 
 
 def device_json(device: DeviceDescription) -> dict[str, Any]:

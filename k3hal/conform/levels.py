@@ -24,8 +24,8 @@ def level_rows(
     """A row for every (dtype, shape class) of one provider's results that it says Yes to.
 
     E0 if nothing gave an output, E1 if something did, E3 if all passed, and then E4 in the dtypes of `end_to_end`,
-    whose end-to-end check ran this provider and passed, and E5 in those of them that were `measured`. A quick run
-    tries too little for E3 and ends at E2. A waived failure is none that passed.
+    whose end-to-end check ran this provider and passed, and E5 in those of them that were `measured`. A run that tried
+    too little for E3, `quick`, and one of an emulated machine end at E2. A waived failure is none that passed.
     """
     groups: dict[tuple[str, str], list[CheckResult]] = {}
     for result in results:

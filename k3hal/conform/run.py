@@ -35,6 +35,8 @@ from k3hal.conform.variants import DEFAULT
 from k3hal.conform.vendor_packages import vendor_packages
 from k3hal.conform.waivers import apply_waivers, read_waivers
 from k3hal.conform.worker import Task
+from k3hal.dispatch.device import DeviceDescription
+from k3hal.dispatch.emulated import EMULATED
 from k3hal.dispatch.probe import probe
 from k3hal.dispatch.registry import Registry
 
@@ -72,7 +74,8 @@ def run(selection: Selection, out: Path, how: How, note: Note) -> dict[str, Any]
     begun, said = time.perf_counter(), statement()
     refuse_what_is_no_package(out)
     waivers = read_waivers(how.waivers) if how.waivers else []
-    device, registry = probe(selection.device), registry_with(how.plugins)
+    registry = registry_with(how.plugins)
+    device = probe(selection.device)
     ops = selection.operators()
     found = {op: candidates(op, selection.checks(op), device, registry, selection.backend) for op in ops}
     with new_package(out) as folder:
@@ -91,7 +94,7 @@ def run(selection: Selection, out: Path, how: How, note: Note) -> dict[str, Any]
             "selection": {name: getattr(selection, name) for name in Selection.__dataclass_fields__},
             "must_pass": must_pass(selection),
             "policy": {"hash": policy_hash(), "classes": policy_classes()},
-            "providers": _providers(selection, found, outcomes, results, ends, measured.timings, registry, device.arch),
+            "providers": _providers(selection, found, outcomes, results, ends, measured.timings, registry, device),
             "checks": [result.to_json() for result in results],
             "end_to_end": [_end_json(one) for one in ends],
             "waivers": waived,
@@ -203,7 +206,7 @@ def _providers(
     ends: list[EndToEnd],
     measured: list[dict[str, Any]],
     registry: Registry,
-    arch: str,
+    device: DeviceDescription,
 ) -> list[dict[str, Any]]:
     hashes = {(p.op, p.id): source_hash(p) for p in registry.providers if p.op in found}
     out = []
@@ -213,12 +216,12 @@ def _providers(
             timings = [t for t in measured if (t["op"], t["provider"]) == (op, one.provider)]
             rows = level_rows(
                 own,
-                quick=selection.quick,
+                quick=selection.quick or EMULATED in device.features,
                 end_to_end=dtypes_proven(ends, op, one.provider),
                 measured=dtypes_measured(timings),
             )
             entry = {
-                "op": op, "provider": one.provider, "backend": one.backend, "arch": arch,
+                "op": op, "provider": one.provider, "backend": one.backend, "arch": device.arch,
                 "source_hash": hashes.get((op, one.provider), ""), "level": overall(rows), "levels": rows,
                 "refusals": _refusals(selection, op, one), "reference_only": False,
                 "not_applicable": sorted(outcomes[op].skipped.get(one.provider, [])), "timings": timings,
@@ -226,7 +229,7 @@ def _providers(
             out.append(entry)
         if not any(one.available for one in mine):
             nothing = {"source_hash": "", "level": "E0", "levels": [], "refusals": [], "not_applicable": []}
-            names = {"op": op, "provider": "reference", "backend": "dispatch", "arch": arch}
+            names = {"op": op, "provider": "reference", "backend": "dispatch", "arch": device.arch}
             out.append({**names, **nothing, "reference_only": True, "timings": []})
     return out
 

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from k3hal.conform.suite import Check, checks_of
 from k3hal.dispatch.call import Call
 from k3hal.dispatch.device import DeviceDescription
+from k3hal.dispatch.emulated import EMULATED
 from k3hal.dispatch.errors import DispatchError, UsageError
 from k3hal.dispatch.provider import Provider
 from k3hal.dispatch.registry import Registry, default_registry, get_operator, operator_names
@@ -40,7 +41,8 @@ class Selection:
         if not any(fnmatchcase(name, ops) for name in operator_names()):
             raise UsageError(f"--op: no operator matches {ops!r}", hint=nearest(ops, operator_names()))
         graphs = runtime_for(device).supports_graphs
-        return cls(device.id, backend, ops, quick, device.vendor != "cpu", graphs)
+        large = device.vendor != "cpu" and EMULATED not in device.features
+        return cls(device.id, backend, ops, quick, large, graphs)
 
     def operators(self) -> list[str]:
         return [name for name in operator_names() if fnmatchcase(name, self.ops)]

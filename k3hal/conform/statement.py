@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from k3hal.conform.environment import is_emulated
 from k3hal.conform.variants import DEFAULT
 
 
@@ -27,6 +28,8 @@ def _head(report: Mapping[str, Any]) -> Iterator[str]:
     yield f"- device: {device['vendor']} {device['arch']}, {device['system']}" + (
         f", driver {device['driver']}" if device["driver"] else ""
     )
+    if is_emulated(report):
+        yield "- emulated: its libraries are restated in torch, Triton is interpreted, and all of it ran on a CPU"
     yield "- versions: " + ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     if report["env"]:
         yield "- environment: " + ", ".join(f"`{name}={value}`" for name, value in report["env"].items())

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -48,7 +47,7 @@ class KdaBuilder(_Builder):
 
     def update_block_table(self, metadata: StepSlots, blk_table: Tensor, slot_mapping: Tensor) -> StepSlots:
         """The same step for the next group of layers."""
-        return replace(metadata, slots=slots_of(blk_table, metadata.columns))
+        return StepSlots(slots_of(blk_table, metadata.columns), metadata.columns)
 
 
 class _Backend(AttentionBackend):

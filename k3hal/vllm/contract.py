@@ -173,20 +173,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not (asked.root / "vllm" / "__init__.py").is_file():
         print(f"error: {asked.root} holds no vllm/ package", file=sys.stderr)
         return 4
+    if asked.record and minor_of(asked.record) not in SUPPORTED:
+        print(f"error: {asked.record} is none of {', '.join(SUPPORTED)}", file=sys.stderr)
+        return 4
+    try:
+        return _checked(asked.root, asked.record)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _checked(root: Path, version: str | None) -> int:
+    """Print what moved in the vLLM below `root`, which is recorded first if it is given a `version`."""
     wanted = needs()
-    if asked.record:
-        if minor_of(asked.record) not in SUPPORTED:
-            print(f"error: {asked.record} is none of {', '.join(SUPPORTED)}", file=sys.stderr)
-            return 4
-        contract = record(asked.root, asked.record, wanted)
-        text = json.dumps(contract.to_json(), indent=1)
-        (CONTRACTS / f"vllm-{minor_of(asked.record)}.json").write_text(text + "\n", encoding="utf-8")
-    else:
-        contract = record(asked.root, str(asked.root), wanted)
+    contract = record(root, version or str(root), wanted)
+    if version:
+        _write(CONTRACTS / f"vllm-{minor_of(version)}.json", contract)
     overridden = frozenset(name for known in load_contracts() for name in known.symbols)
     moved = problems(contract, wanted, overridden)
     print("\n".join(moved) or f"{len(contract.symbols)} symbols as the plugin needs them")
     return 1 if moved else 0
+
+
+def _write(file: Path, contract: Contract) -> None:
+    try:
+        file.write_text(json.dumps(contract.to_json(), indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        hint = "record in a checkout that you may write to"
+        raise InputError(f"{file} cannot be written: {error.strerror}", hint=hint) from None
 
 
 if __name__ == "__main__":

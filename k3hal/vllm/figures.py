@@ -19,6 +19,8 @@ from k3hal.dispatch.cache_dir import cache_dir, using_cache
 _SUFFIX = ".figures"
 _WORD = 8
 _MOST_HEADER = 1 << 20
+_NONE_OF_OURS = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
+"""What reading a file raises that no `Board` wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +86,14 @@ def read(file: Path) -> Figures | None:
         header = json.loads(data[_WORD : _WORD + size])
         values = np.frombuffer(data, np.float64, len(header["names"]), _WORD + size)
         return Figures(header["about"], dict(zip(header["names"], values.tolist(), strict=True)))
-    except (OSError, ValueError, KeyError, TypeError):
+    except _NONE_OF_OURS:
         return None
 
 
 def sweep() -> None:
     """Remove the files of workers that are no more."""
     for file in figures_folder().glob(f"*{_SUFFIX}"):
-        with suppress(OSError, ValueError, KeyError, TypeError):
+        with suppress(*_NONE_OF_OURS):
             data = file.read_bytes()
             header = json.loads(data[_WORD : _WORD + int.from_bytes(data[:_WORD], "little")])
             if not _alive(header["pid"]):

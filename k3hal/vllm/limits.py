@@ -42,6 +42,18 @@ _LIMITS = (
         "--load-format",
         "use auto or dummy",
     ),
+    _Limit(lambda c: c.model_config.quantization is not None, "--quantization", "weights run as they are packed"),
+    _Limit(lambda c: bool(c.model_config.hf_overrides), "--hf-overrides", "edit the folder's config.json"),
+    _Limit(lambda c: c.model_config.enable_prompt_embeds, "--enable-prompt-embeds", "send text or token ids"),
+    _Limit(lambda c: c.model_config.runner_type != "generate", "--runner pooling", "the model generates"),
+    _Limit(lambda c: c.attention_config.backend is not None, "--attention-backend", "`K3HAL_OPS` picks operators"),
+    _Limit(lambda c: c.offload_config.uva.cpu_offload_gb > 0, "--cpu-offload-gb", "weights stay on the device"),
+    _Limit(
+        lambda c: c.offload_config.prefetch.offload_group_size > 0,
+        "--offload-group-size",
+        "weights stay on the device",
+    ),
+    _Limit(lambda c: c.parallel_config.use_ubatching, "--enable-dbo", "a step is one batch"),
     _Limit(lambda c: not c.model_config.use_mla, "VLLM_MLA_DISABLE", "attention is latent: leave it unset"),
 )
 

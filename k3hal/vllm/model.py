@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
 
@@ -22,6 +24,8 @@ from k3hal.vllm.dispatch import parallel_of, watched_plan
 from k3hal.vllm.sizes import StateShapes, cache_dtypes, state_shapes
 from k3hal.vllm.step import layer_batches, scratch_step
 from k3hal.vllm.weights import config_of, open_weights, source_of
+
+_log = logging.getLogger("vllm.k3hal")
 
 
 class KimiLinearForCausalLM(nn.Module):
@@ -56,12 +60,14 @@ class KimiLinearForCausalLM(nn.Module):
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Read the weights by K3HAL's loader, which takes each once and in the form an operator wants it.
 
-        vLLM's own iterator, `weights`, is left alone: it reads nothing before it is asked.
+        vLLM's own iterator, `weights`, is left alone: it reads nothing before it is asked, and from when it is asked
+        vLLM counts what loading takes, so that its own line on that means nothing.
         """
-        dtype = self.dtypes.conv
+        dtype, begin = self.dtypes.conv, time.perf_counter()
         with torch.inference_mode(), open_weights(self.source, self.device, dtype) as reader:
             ops = self.watch.bind(runtime_for(self.watch.plan.device).beside)
             self._model = K3Model.load(self.cfg, ops, reader, device=self.device, dtype=dtype, parallel=self.parallel)
+        _log.info("%s read by k3hal in %.1f s", self.source.name, time.perf_counter() - begin)
         return set()
 
     @property

@@ -9,14 +9,18 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from k3hal.debug import shadow_figures
 from k3hal.debug.dump_spec import parse_dump
 from k3hal.debug.shadow import Shadow, parse_shadow
+from k3hal.dispatch.assemble import OPS_VARIABLE
 from k3hal.dispatch.observe import observing
+from k3hal.dispatch.overrides import parse_overrides
 from k3hal.dispatch.plan_file import plan_json
 from k3hal.dispatch.plan_text import plan_summary, plan_table
+from k3hal.dispatch.registry import default_registry
 from k3hal.errors import InputError, UsageError
 from k3hal.vllm.figures import Board, figures_file, sweep
 
@@ -59,7 +63,8 @@ class WorkerWatch:
         self._recorder = _recorder(environ, place)
         shadow = environ.get("K3HAL_SHADOW")
         self._shadow = Shadow(parse_shadow(shadow)) if shadow else None
-        self._shadowed = sorted(set(_operators(plan))) if shadow else []
+        shadowed = self._shadow.spec.ops if self._shadow is not None else ""
+        self._shadowed = [op for op in sorted(set(_operators(plan))) if fnmatchcase(op, shadowed)]
         self._board = _board(place, list(self.figures()), plan)
         if place.engine == 0 and place.rank == 0:
             _log.info("dispatch plan, %s\n%s", plan_summary(plan), plan_text(plan))
@@ -120,6 +125,15 @@ def extend_worker(vllm_config: Any) -> None:
     """Have vLLM add `WorkerExtension` to its workers, unless the user has an extension of their own."""
     if not vllm_config.parallel_config.worker_extension_cls:
         vllm_config.parallel_config.worker_extension_cls = EXTENSION
+
+
+def check_asked(environ: Mapping[str, str] = os.environ) -> None:
+    """Raise `UsageError` for what a worker would refuse of the environment, minutes later."""
+    parse_overrides(environ.get(OPS_VARIABLE, ""), OPS_VARIABLE, default_registry())
+    if dump := environ.get("K3HAL_DUMP"):
+        parse_dump(dump)
+    if shadow := environ.get("K3HAL_SHADOW"):
+        parse_shadow(shadow)
 
 
 def plan_text(plan: DispatchPlan) -> str:

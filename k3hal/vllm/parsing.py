@@ -16,6 +16,7 @@ class Thinking:
         self._tokenizer = tokenizer
         self._parser = OutputParser(tokenizer, "reasoning")
         self._marks = (tokenizer.special(OPEN), tokenizer.special(CLOSE))
+        self._sep = tokenizer.special(SEP)
         self._think = tokenizer.encode_ordinary("think")
         self._tag: list[int] = []
         self.ended = False
@@ -40,6 +41,7 @@ class Thinking:
         return "" if self.ended else "".join(_reasoning(self._parser.finish()))
 
     def _one(self, token: int) -> list[str]:
+        before = self._tag
         if token in self._marks:
             self._tag = [token]
         elif self._tag:
@@ -51,19 +53,20 @@ class Thinking:
             self.tokens += any(isinstance(event, Reasoning) for event in events)
         else:
             self.ended = True
-            self.answer = self._left_over(token)
+            self.answer = self._left_over(token, before)
         return _reasoning(events)
 
-    def _left_over(self, token: int) -> list[int]:
+    def _left_over(self, token: int, before: list[int]) -> list[int]:
         """What is not of the closing tag: a token that shows it to have no end, another channel's opening, or the
-        message's end.
+        message's end. A mark ends the tag `before` it.
         """
         opened, _ = self._marks
-        if not self._tag or self._tag[0] == opened:
-            return self._tag or [token]
-        if self._tag[1 : 1 + len(self._think)] != self._think:
+        tag, mark = (before, [token]) if token in self._marks else (self._tag, [])
+        if not tag or tag[0] == opened:
+            return [*tag, *mark] or [token]
+        if tag[1 : 1 + len(self._think)] != self._think:
             return [self._tokenizer.special(END_OF_MSG)]
-        return [] if self._tokenizer.is_special(token) else [token]
+        return [] if token == self._sep else [token]
 
 
 def _reasoning(events: Iterable[Event]) -> list[str]:

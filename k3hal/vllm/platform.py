@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
+import multiprocessing
 import os
 from typing import Any
 
@@ -23,13 +24,18 @@ _log = logging.getLogger("vllm.k3hal")
 
 
 def platform() -> str | None:
-    """Entry point `vllm.platform_plugins`: the platform's class, or None to stand aside, with one line in the log."""
-    base, reason = _choose()
-    if base is None:
-        _say_once(f"k3hal stands aside: {reason}")
+    """Entry point `vllm.platform_plugins`: the platform's class, or None to stand aside."""
+    if _choose()[0] is None:
         return None
     answer_for_vllm()
     return f"{__name__}.{_CLASS}"
+
+
+def say_if_aside() -> None:
+    """Log, once a server, why vLLM keeps a platform of its own: not when it is chosen, before vLLM logs anything."""
+    base, reason = _choose()
+    if base is None and multiprocessing.parent_process() is None:
+        _say_once(f"k3hal stands aside: {reason}")
 
 
 def __getattr__(name: str) -> Any:
@@ -86,7 +92,8 @@ def _ascend() -> tuple[str | None, str] | None:
 
 @functools.cache
 def _say_once(line: str) -> None:
-    _log.info(line)
+    # `LLM(...)` sets vLLM's logging up after it has loaded plugins: then Python's own last resort shows warnings.
+    _log.log(logging.INFO if _log.hasHandlers() else logging.WARNING, line)
 
 
 class _K3Config:
@@ -97,20 +104,24 @@ class _K3Config:
 
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
-        """vLLM's hook, called once the options are known."""
+        """vLLM's hook, called once the options are known. Raises `UnsupportedError` for what K3's models do not take
+        and `UsageError` for malformed variables: here, in the process that was asked, minutes before a worker would."""
         model = vllm_config.model_config
         if model is None or model.architecture not in MODELS:
             super().check_and_update_config(vllm_config)  # type: ignore[misc]
             return
-        from k3hal.vllm.observe import extend_worker
+        from k3hal.vllm import limits
+        from k3hal.vllm.observe import check_asked, extend_worker
         from k3hal.vllm.tokenizer import choose_tokenizer_mode
 
+        check_asked()
         choose_tokenizer_mode(model)
         _without_compilation(vllm_config)
         extend_worker(vllm_config)
         wanted = _AttentionChoices(vllm_config)
         super().check_and_update_config(vllm_config)  # type: ignore[misc]
         wanted.restore(vllm_config)
+        limits.check(vllm_config)
 
 
 def _without_compilation(vllm_config: Any) -> None:

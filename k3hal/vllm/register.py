@@ -8,6 +8,7 @@ import os
 from k3hal.env import check_environment
 from k3hal.vllm.compat import refusal
 from k3hal.vllm.names import BACKENDS, KDA_BACKEND, MLA_BACKEND, MODELS, SWITCH
+from k3hal.vllm.platform import say_if_aside
 
 
 def register() -> None:
@@ -15,7 +16,8 @@ def register() -> None:
 
     Raises `UsageError` for an unknown `K3HAL_*` variable.
     """
-    if os.environ.get(SWITCH) == "0" or refusal():  # the platform has said why
+    say_if_aside()
+    if os.environ.get(SWITCH) == "0" or refusal():
         return
     check_environment(os.environ)
     # Importing vLLM's registries loads the platform, so not before the plugin is wanted.

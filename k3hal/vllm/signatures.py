@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from k3hal.errors import InputError
+
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _DECORATED = {"classmethod": "classmethod", "staticmethod": "staticmethod", "property": "property"}
 
@@ -68,7 +70,7 @@ class SourceTree:
         base = self._root.joinpath(*name.split("."))
         for file, package in ((base / "__init__.py", name), (base.with_suffix(".py"), name.rpartition(".")[0])):
             if file.is_file():
-                return _Module(ast.parse(file.read_text(encoding="utf-8"), str(file)), package)
+                return _Module(_parsed(file), package)
         return None
 
     def _member(self, owner: _Found, name: str) -> _Found | None:
@@ -112,6 +114,15 @@ class SourceTree:
         if isinstance(node, ast.Module):
             return Symbol("module")
         return Symbol("import" if isinstance(node, (ast.Import, ast.ImportFrom)) else "attribute")
+
+
+def _parsed(file: Path) -> ast.Module:
+    try:
+        return ast.parse(file.read_bytes(), str(file))
+    except (OSError, SyntaxError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        hint = "newer syntax than this Python's? Use the Python that the vLLM is for"
+        raise InputError(f"{file} cannot be read: {why}", hint=hint) from None
 
 
 class _Module:

@@ -11,6 +11,8 @@ from prometheus_client import REGISTRY
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from k3hal.vllm.collect import Served, WorkerFigures
+from k3hal.vllm.compat import refusal
+from k3hal.vllm.names import SWITCH
 
 _figures = WorkerFigures()
 
@@ -21,7 +23,7 @@ class K3HALStatLogger(StatLoggerBase):
     """
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-        if os.environ.get("K3HAL_VLLM") == "0":
+        if os.environ.get(SWITCH) == "0" or refusal():
             return
         if not _figures.served:
             REGISTRY.register(_figures)

@@ -8,14 +8,14 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
-from k3hal.errors import CheckpointError
+from k3hal.errors import CheckpointError, RequestError
 from k3hal.tokenizer import BOS, CLOSE, EOS, OPEN, SEP, VOCAB_FILE, Tokenizer
 from k3hal.vllm.chat import ChatRequest, render
 
 if TYPE_CHECKING:
-    from transformers import BatchEncoding
+    from transformers import AddedToken, BatchEncoding
 
 MODE = "kimi_k3"
 """vLLM's name of the tokenizer and renderer of Kimi K3."""
@@ -39,6 +39,14 @@ def choose_tokenizer_mode(model_config: Any) -> None:
         model_config.tokenizer_mode = MODE
 
 
+class TextError(RequestError, ValueError):
+    """A request's text or token ids are none. vLLM answers 400 to a `ValueError`, 500 to an error it does not know."""
+
+    @classmethod
+    def of(cls, error: RequestError) -> TextError:
+        return cls(error.message, hint=error.hint, param=error.param)
+
+
 class K3Tokenizer:
     """A `vllm.tokenizers.TokenizerLike`. Immutable and thread-safe.
 
@@ -47,6 +55,8 @@ class K3Tokenizer:
     """
 
     is_fast = True  # in vLLM: tokens become text without help for added ones
+    vocab_files_names: ClassVar[dict[str, str]] = {"vocab_file": VOCAB_FILE}
+    """By which xgrammar knows a vocabulary of bytes in GPT-2's alphabet."""
     truncation_side: str
 
     @classmethod
@@ -60,11 +70,12 @@ class K3Tokenizer:
         **kwargs: Any,
     ) -> Any:
         """The tokenizer of a folder. A checkpoint's own tokenizer code is used if it is there and trusted, and what is
-        no folder with a `tiktoken.model` is left to vLLM's loader. Raises `CheckpointError` for a damaged vocabulary.
+        no folder, or has another tokenizer, is left to vLLM's loader. Raises `CheckpointError` for a vocabulary that is
+        missing or damaged.
         """
         path = Path(path_or_repo_id)
-        trusted = trust_remote_code and path.is_dir() and not brings_only_ranks(path)
-        if trusted or not (path / VOCAB_FILE).is_file():
+        own = any((path / name).exists() for name in _OWN_FILES)
+        if not path.is_dir() or (own and (trust_remote_code or not (path / VOCAB_FILE).is_file())):
             from vllm.tokenizers.hf import CachedHfTokenizer
 
             return CachedHfTokenizer.from_pretrained(
@@ -137,6 +148,13 @@ class K3Tokenizer:
     def get_added_vocab(self) -> dict[str, int]:
         return dict(self._specials)
 
+    @cached_property
+    def added_tokens_decoder(self) -> dict[int, AddedToken]:
+        """All are special here, markup too: vLLM leaves these tokens out of JSON."""
+        from transformers import AddedToken
+
+        return {i: AddedToken(name, special=True, normalized=False) for name, i in self._specials.items()}
+
     def encode(
         self,
         text: str,
@@ -145,17 +163,23 @@ class K3Tokenizer:
         add_special_tokens: bool = True,
         **kwargs: Any,
     ) -> list[int]:
-        """Token ids; nothing is added at either end, whatever `add_special_tokens` says."""
+        """Token ids; nothing is added at either end, whatever `add_special_tokens` says. Raises `TextError`."""
+        try:
+            ids = self._encoded(text)
+        except RequestError as error:
+            raise TextError.of(error) from None
+        if truncation and max_length is not None and len(ids) > max_length:
+            return ids[len(ids) - max_length :] if self.truncation_side == "left" else ids[:max_length]
+        return ids
+
+    def _encoded(self, text: str) -> list[int]:
         ids: list[int] = []
         at = 0
         for match in self._named.finditer(text):
             ids += self.k3.encode_ordinary(text[at : match.start()])
             ids.append(self._specials[match.group()])
             at = match.end()
-        ids += self.k3.encode_ordinary(text[at:])
-        if truncation and max_length is not None and len(ids) > max_length:
-            return ids[len(ids) - max_length :] if self.truncation_side == "left" else ids[:max_length]
-        return ids
+        return ids + self.k3.encode_ordinary(text[at:])
 
     def __call__(
         self,
@@ -177,8 +201,12 @@ class K3Tokenizer:
         return BatchEncoding({"input_ids": ids, "attention_mask": [[1] * len(row) for row in ids]})
 
     def decode(self, ids: Sequence[int] | int, skip_special_tokens: bool = False, **kwargs: Any) -> str:
+        """Text of token ids. Raises `TextError`."""
         wanted = [ids] if isinstance(ids, int) else ids
-        return self.k3.decode(i for i in wanted if not (skip_special_tokens and i in self._skipped))
+        try:
+            return self.k3.decode(i for i in wanted if not (skip_special_tokens and i in self._skipped))
+        except RequestError as error:
+            raise TextError.of(error) from None
 
     @overload
     def convert_tokens_to_ids(self, tokens: str) -> int: ...
@@ -194,8 +222,12 @@ class K3Tokenizer:
         return [self._vocab.get(token, unknown) for token in tokens]
 
     def convert_ids_to_tokens(self, ids: Sequence[int], skip_special_tokens: bool = False) -> list[str]:
+        """Token strings. Raises `TextError`."""
         kept = (i for i in ids if not (skip_special_tokens and i in self._skipped))
-        return [_spelled(self.k3.token_bytes(i)) for i in kept]
+        try:
+            return [_spelled(self.k3.token_bytes(i)) for i in kept]
+        except RequestError as error:
+            raise TextError.of(error) from None
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
         return b"".join(map(_unspelled, tokens)).decode("utf-8", "replace")
@@ -213,14 +245,6 @@ class K3Tokenizer:
         asked = conversation if messages is None else messages
         prompt = render(ChatRequest(asked or [], tools=tools, **_chat_fields(kwargs)))
         return prompt.ids(self.k3) if tokenize else prompt.text()
-
-    def init_xgrammar(self) -> tuple[Any, dict[str, Any]]:
-        """vLLM's hook for tokenizers that xgrammar does not know: the vocabulary as bytes, and the ends of a turn."""
-        import xgrammar
-
-        vocabulary = [self.k3.token_bytes(i) for i in range(self.k3.vocab_size)]
-        ends = sorted(self.k3.eos_ids)
-        return xgrammar.TokenizerInfo(vocabulary, xgrammar.VocabType.RAW, stop_token_ids=ends), {}
 
 
 def _chat_fields(kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from random import Random
 from types import ModuleType
 from typing import Any
 
@@ -179,6 +180,33 @@ def test_what_is_no_schema_is_refused(arguments: str) -> None:
 def test_a_broken_source_is_refused(tmp_path: Path, name: str, content: bytes, problem: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=problem), opened(str(tmp_path / name)):
+        pass
+
+
+@pytest.mark.parametrize(("at", "changed"), [("data", b"\xff" * 40), ("method", b"\x63"), ("flags", b"\x01")])
+def test_a_wheel_that_is_damaged_or_locked_is_refused_with_its_file(tmp_path: Path, at: str, changed: bytes) -> None:
+    path = tmp_path / "lib.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("lib.py", KERNELS)
+    content = bytearray(path.read_bytes())
+    entry = content.index(b"PK\x01\x02")
+    for start in {"data": [60], "method": [8, entry + 10], "flags": [6, entry + 8]}[at]:
+        content[start : start + len(changed)] = changed
+    path.write_bytes(content)
+    with opened(str(path)) as files, pytest.raises(InputError, match=r"lib\.whl: lib\.py cannot be read: "):
+        python_parameters(files, "lib", "run")
+
+
+def test_a_damaged_source_archive_is_refused(tmp_path: Path) -> None:
+    folder, path = _packed(tmp_path, "folder", FILES), tmp_path / "lib.tar.xz"
+    (folder / "noise.bin").write_bytes(Random(0).randbytes(1 << 16))
+    with tarfile.open(path, "w:xz") as archive:
+        archive.add(folder / "noise.bin", "noise.bin")
+        archive.add(folder / "lib", "lib")
+    damaged = bytearray(path.read_bytes())
+    damaged[60_000:65_000] = b"\xff" * 5000
+    path.write_bytes(damaged)
+    with pytest.raises(InputError, match=r"lib\.tar\.xz cannot be read: "), opened(str(path)):
         pass
 
 

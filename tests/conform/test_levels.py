@@ -204,7 +204,7 @@ def test_the_table_and_the_levels_come_from_the_reports(repository: Path, capsys
     assert support.main(["--check"], repository) == 0
     page = (repository / "README.md").read_text("utf-8")
     assert "| `silu_and_mul` | E2 `broken.right`" in page and page.endswith("more\n")
-    assert "| `rms_norm` | reference |" in page
+    assert "| `rms_norm` | not judged |" in page
     levels = json.loads((repository / "dispatch" / "evidence.json").read_text("utf-8"))["levels"]
     assert list(levels["silu_and_mul"]["broken.right"].values()) == ["E2"]
     assert "changed" not in capsys.readouterr().out
@@ -238,6 +238,17 @@ def test_a_report_that_proves_nothing_is_refused(
     edit(next((repository / "ci" / "reports" / "cpu").iterdir()), lambda report: report[part].update(changes))
     with pytest.raises(InputError, match=message):
         _support_table().main(["--check"], repository)
+
+
+def test_an_emulated_machine_may_be_judged_quickly_and_is_marked(repository: Path) -> None:
+    def emulated(report: dict[str, Any]) -> None:
+        report["selection"]["quick"] = True
+        report["device"]["features"] = ["emulated"]
+
+    edit(next((repository / "ci" / "reports" / "cpu").iterdir()), emulated)
+    assert _support_table().main(["--write"], repository) == 0
+    page = (repository / "README.md").read_text("utf-8")
+    assert "E2 `broken.right` *emulated*" in page and ", emulated on a CPU" in page
 
 
 def test_the_packaged_levels_are_readable() -> None:

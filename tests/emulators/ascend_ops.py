@@ -192,8 +192,8 @@ def grouped_matmul(
         bits = given.view(torch.int32).unsqueeze(-1) >> torch.arange(0, 32, 4, dtype=torch.int32) & 15
         values = torch.tensor(E2M1)[bits.flatten().long()].view(experts, n // 16, k // 16, 16, 16)
         values = values.permute(0, 2, 3, 1, 4).reshape(experts, k // 32, 32, n)
-        scale = torch.exp2(antiquant_scale[0].double() - 127).masked_fill(antiquant_scale[0] == 255, torch.nan)
-        given = (values.double() * scale.unsqueeze(2)).flatten(1, 2)
+        scale = torch.exp2(antiquant_scale[0].float() - 127).masked_fill(antiquant_scale[0] == 255, torch.nan)
+        given = (values * scale.unsqueeze(2)).flatten(1, 2)
     else:
         assert given.dtype is rows.dtype and antiquant_scale is None
     assert given.shape[1] == rows.shape[1] and int(group_list.sum()) <= rows.shape[0]

@@ -24,7 +24,7 @@ from .ascend_ops import EMULATORS
 from .torch_ops import registered
 
 TAGS = ("tiny", "edge", "adversarial", "k3")
-OWN = ("torch", "host", "triton")
+OWN = ("torch", "host", "triton_ascend")
 """Providers that call no vendor's operator."""
 ADAPTERS = [p for p in default_registry().providers if p.backend == "ascend" and p.name not in OWN]
 

@@ -32,13 +32,7 @@ def registered(emulators: Mapping[Function, Emulator]) -> Iterator[list[str]]:
     """The operators exist for the CPU, and the modules that would register them can be imported. Gives the names of
     those that are called, as they come."""
     called: list[str] = []
-    before, libraries = dict(sys.modules), []
-    for function, emulator in emulators.items():
-        if function.load:
-            for part in (function.load.partition(".")[0], function.load):
-                sys.modules.setdefault(part, ModuleType(part))
-        libraries.append(_registered(function, emulator, called))
-    loaded.cache_clear()
+    before, libraries = dict(sys.modules), install(emulators, called)
     try:
         yield called
     finally:
@@ -47,6 +41,18 @@ def registered(emulators: Mapping[Function, Emulator]) -> Iterator[list[str]]:
         for name in set(sys.modules) - set(before):
             del sys.modules[name]
         loaded.cache_clear()
+
+
+def install(emulators: Mapping[Function, Emulator], called: list[str]) -> list[torch.library.Library]:
+    """As `registered`, for as long as what this gives lives."""
+    libraries = []
+    for function, emulator in emulators.items():
+        if function.load:
+            for part in (function.load.partition(".")[0], function.load):
+                sys.modules.setdefault(part, ModuleType(part))
+        libraries.append(_registered(function, emulator, called))
+    loaded.cache_clear()
+    return libraries
 
 
 def _registered(function: Function, emulator: Emulator, called: list[str]) -> torch.library.Library:

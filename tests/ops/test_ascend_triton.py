@@ -44,5 +44,5 @@ def test_without_vllm_ascend_decoding_takes_the_kernel() -> None:
         Call("kda_decode", replace(machine, packages=packages), "bfloat16", "decode", dims)
     )
     assert decision.provider == "composed" and decision.graph_safe
-    assert decision.parts["kda_recurrent"].provider == "ascend.triton"
+    assert decision.parts["kda_recurrent"].provider == "ascend.triton_ascend"
     assert any("needs package vllm-ascend" in why for line in decision.trace for why in line.reasons)

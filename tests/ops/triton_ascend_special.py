@@ -12,7 +12,7 @@ from k3hal.dispatch.registry import default_registry, get_operator
 
 def kda_recurrent() -> list[str]:
     """What is wrong with every sample that the kernel takes."""
-    provider = next(p for p in default_registry().of("kda_recurrent") if p.id == "ascend.triton")
+    provider = next(p for p in default_registry().of("kda_recurrent") if p.id == "ascend.triton_ascend")
     operator = get_operator("kda_recurrent")
     samples = [s for s in samples_of(operator, tags=("tiny", "edge", "adversarial")) if s.dims["head_dim"] in (32, 128)]
     verdicts = [(sample, check(sample_case(operator, sample), Target.of(provider))) for sample in samples]

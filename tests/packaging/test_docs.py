@@ -12,8 +12,10 @@ Blocks `console guide` belong to a page that is followed as a whole: test_vendor
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -112,3 +114,10 @@ def test_cli_page_lists_every_verb_variable_and_common_flag() -> None:
     assert "--json" in flags
     for flag in flags:
         assert f"\n| `{flag}` |" in CLI_PAGE, flag
+
+
+def test_the_map_names_every_package_of_the_front() -> None:
+    listed = set(re.findall(r"^\| \[[^|]*\| `k3hal\.(\w+)`", (ROOT / "README.md").read_text(), re.MULTILINE))
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        packages = tomllib.load(file)["tool"]["setuptools"]["packages"]
+    assert {name.removeprefix("k3hal.") for name in packages if name.count(".") == 1} == listed

@@ -52,12 +52,13 @@ def test_help_names_every_argument(vendor: str) -> None:
         (["--quik"], {}, "--quik is not understood"),
         (["--quick", "--bump"], {}, "--quick raises no level"),
         ([], {"INSTALL": "no", "VENV": "/nowhere"}, "/nowhere has no Python"),
+        ([], {"OUT": "/dev/null/out"}, "OUT: no folder can be written at /dev/null/out"),
         ([], {"WHEELS": "/nowhere"}, "WHEELS: there is no folder /nowhere"),
         ([], {"WHEELS": "/", "PYTHON": "no-such-python"}, "PYTHON: there is no no-such-python"),
     ],
 )
 def test_a_mistake_is_refused(words: list[str], environment: dict[str, str], problem: str, tmp_path: Path) -> None:
-    said = _run("cpu", *words, OUT=str(tmp_path / "out"), **environment)
+    said = _run("cpu", *words, **{"OUT": str(tmp_path / "out"), **environment})
     assert said.returncode == 4 and f"ci/cpu/run: {problem}" in said.stderr
 
 

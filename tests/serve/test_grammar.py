@@ -1,13 +1,15 @@
 """Grammars of whole answers: what they allow reads back as what was asked for, and nothing else is allowed."""
 
+import importlib.metadata
 import json
 import re
 from dataclasses import replace
 
 import pytest
 
-from k3hal.errors import RequestError
+from k3hal.errors import RequestError, UnsupportedError
 from k3hal.serve.grammar.answers import answer_grammar
+from k3hal.serve.grammar.compiler import Constraints
 from k3hal.serve.response_format import ResponseFormat
 from k3hal.serve.xtml import Segment, close_tag, encode, open_tag
 from k3hal.tokenizer import CLOSE, OPEN, SEP
@@ -218,3 +220,10 @@ def test_equal_requests_are_compiled_once():
 
     assert compiled("x") is compiled("x")
     assert compiled("y") is not compiled("x")
+
+
+def test_an_older_compiler_is_refused(monkeypatch):
+    """As in an environment shared with vLLM, which pins one."""
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.2.8")
+    with pytest.raises(UnsupportedError, match=r"needs xgrammar from 0\.2\.9 on, and 0\.2\.8 is installed"):
+        Constraints(TOKENIZER, TOKENIZER.vocab_size).constraint(prompt_of(**response_format({"type": "object"})))

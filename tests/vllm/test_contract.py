@@ -166,6 +166,29 @@ def test_the_command_says_what_moved_and_what_is_wrong_with_its_arguments(
     assert needs().uses[0].symbol in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("source", [b"class Platform(:\n", b"\xff\xfe", b"x = 1\x00"])
+def test_sources_that_are_no_python_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], source: bytes
+) -> None:
+    for name in ("vllm", "vllm/platforms"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
+    (tmp_path / "vllm" / "platforms" / "interface.py").write_bytes(source)
+    assert main([str(tmp_path)]) == 4
+    said = capsys.readouterr().err
+    assert "interface.py cannot be read: " in said and said.count("\n") == 1
+
+
+def test_a_contract_that_cannot_be_written_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").touch()
+    monkeypatch.setattr("k3hal.vllm.contract.CONTRACTS", tmp_path / "none")
+    assert main([str(tmp_path), "--record", f"{SUPPORTED[0]}.0"]) == 4
+    assert "cannot be written" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "data", [[], {"schema": "other/1"}, {"schema": SCHEMA}, {"schema": SCHEMA, "symbols": {"a": 1}}]
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from k3hal.vllm.cpu_wheel import answer_for_vllm
+from k3hal.vllm.cpu_wheel import _Finder, answer_for_vllm
 
 
 @pytest.fixture
@@ -16,7 +16,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder on the path in which packages can be installed; nothing of vLLM is anywhere else."""
     kept = [path for path in sys.path if not any(Path(path).glob("vllm*.dist-info"))]
     monkeypatch.setattr(sys, "path", [*kept, str(tmp_path)])
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    others = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
+    monkeypatch.setattr(sys, "meta_path", others)
     return tmp_path
 
 

@@ -200,15 +200,6 @@ def test_a_vllm_without_the_parsers_gets_k3hals(monkeypatch: pytest.MonkeyPatch)
     assert ReasoningParserManager.get_reasoning_parser("kimi_k3") is K3ReasoningParser
 
 
-def test_xgrammar_takes_the_vocabulary(tokenizer: Any) -> None:
-    import xgrammar
-
-    info, _ = tokenizer.init_xgrammar()
-    matcher = xgrammar.GrammarMatcher(xgrammar.GrammarCompiler(info).compile_json_schema('{"type": "integer"}'))
-    assert all(matcher.accept_token(i) for i in tokenizer.encode("-42"))
-    assert not matcher.accept_token(tokenizer.encode("x")[0]) and matcher.accept_token(tokenizer.eos_token_id)
-
-
 def test_without_the_plugin_vllm_misreads_a_bare_vocabulary(synthetic_dir: Path) -> None:
     """Why there is a tokenizer here at all: transformers makes one of the ranks, without the special tokens."""
     from vllm.tokenizers.hf import CachedHfTokenizer
@@ -235,3 +226,16 @@ def test_the_stat_logger_is_one_to_vllm(tmp_path: Path, monkeypatch: pytest.Monk
     board = Board(figures_file("i1", 1, 0), ["steps"], {"rank": 0, "operators": []})
     board["steps"] = 7
     assert 'k3hal_engine_steps_total{engine="1",model_name="tiny",rank="0"} 7.0' in generate_latest(REGISTRY).decode()
+
+
+@pytest.mark.parametrize("off", ["switch", "version"])
+def test_no_figures_where_the_plugin_stands_aside(monkeypatch: pytest.MonkeyPatch, off: str) -> None:
+    from k3hal.vllm import stats
+
+    monkeypatch.setattr(stats, "_figures", SimpleNamespace(served=[]))
+    if off == "switch":
+        monkeypatch.setenv("K3HAL_VLLM", "0")
+    else:
+        monkeypatch.setattr("k3hal.vllm.stats.refusal", lambda: "another vLLM")
+    stats.K3HALStatLogger(SimpleNamespace(instance_id="i2", model_config=SimpleNamespace(served_model_name="tiny")))
+    assert stats._figures.served == []

@@ -22,7 +22,7 @@ from k3hal.dispatch.probe import probe
 from k3hal.errors import UsageError
 from k3hal.vllm import figures, observe
 from k3hal.vllm.collect import Served, WorkerFigures
-from k3hal.vllm.observe import EXTENSION, WorkerExtension, WorkerPlace, WorkerWatch, extend_worker
+from k3hal.vllm.observe import EXTENSION, WorkerExtension, WorkerPlace, WorkerWatch, check_asked, extend_worker
 
 PLACE = WorkerPlace("abc12", 0, 0, 1)
 
@@ -83,11 +83,37 @@ def test_counts_reach_the_metrics_of_another_process() -> None:
     )
 
 
+def test_entries_of_one_provider_are_counted_together() -> None:
+    requests = [OpRequest("sigmoid_gate", layers, "any", {"dim": dim}) for layers, dim in (((0, 1), 64), ((2,), 32))]
+    made = make_plan(requests, build_selector(), model="m", device=probe("cpu"), dtype="float32")
+    call(WorkerWatch(made, PLACE, {}))
+    text = metrics(Served("abc12", 0, "tiny"))
+    (layers,) = [line for line in text.splitlines() if line.startswith("k3hal_plan_layers{")]
+    assert layers.endswith(" 3.0")
+
+
+def test_a_board_goes_with_its_process() -> None:
+    board = figures.Board(figures.figures_file("abc12", 0, 0), ["steps"], {})
+    board.close()
+    board.close()
+    assert list(figures.figures_folder().iterdir()) == []
+
+
 def test_without_workers_there_are_no_metrics() -> None:
     assert metrics(Served("abc12", 0, "tiny")) == ""
 
 
-@pytest.mark.parametrize("data", [b"", b"\x08", b"\xff" * 64, (16).to_bytes(8, "little") + b"{}" + b" " * 14])
+def headed(header: bytes) -> bytes:
+    return len(header).to_bytes(8, "little") + header
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"\x08", b"\xff" * 64, headed(b"{}" + b" " * 14), headed(b'{"pid": 1%s}' % (b"0" * 30)),
+        headed(b"[" * 200_000), headed(b'{"pid": 1%s}' % (b"0" * 5000)),
+    ],
+)  # fmt: skip
 def test_a_file_that_is_no_board_is_no_worker(data: bytes) -> None:
     file = figures.figures_file("abc12", 0, 0)
     file.parent.mkdir(parents=True)
@@ -133,10 +159,15 @@ def test_ranks_record_in_folders_of_their_own(tmp_path: Path) -> None:
     assert all(len(list(path.iterdir())) == 1 for path in (tmp_path / "d").iterdir())
 
 
-@pytest.mark.parametrize(("name", "value"), [("K3HAL_DUMP", "when=often"), ("K3HAL_SHADOW", "nothing_like_it")])
-def test_a_malformed_variable_is_refused(name: str, value: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("K3HAL_DUMP", "when=often"), ("K3HAL_SHADOW", "nothing_like_it"), ("K3HAL_OPS", "nothing_like_it=triton")],
+)
+def test_a_malformed_variable_is_refused_before_there_are_workers(name: str, value: str) -> None:
     with pytest.raises(UsageError, match=name):
-        WorkerWatch(plan(), PLACE, {name: value})
+        check_asked({name: value})
+    check_asked({"K3HAL_OPS": "rms_norm=reference", "K3HAL_DUMP": "when=diverge", "K3HAL_SHADOW": "rms_*:0.1"})
+    check_asked({})
 
 
 def test_a_worker_answers_for_its_plan() -> None:

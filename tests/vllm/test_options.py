@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,7 @@ def options(**changed: Any) -> Any:
     """A vLLM config that is fine, but for `changed`: `cache__block_size=1` is `cache_config.block_size`."""
     config = SimpleNamespace(
         parallel_config=SimpleNamespace(
-            pipeline_parallel_size=1, decode_context_parallel_size=1, enable_expert_parallel=False
+            pipeline_parallel_size=1, decode_context_parallel_size=1, enable_expert_parallel=False, use_ubatching=False
         ),
         speculative_config=None,
         lora_config=None,
@@ -30,7 +31,14 @@ def options(**changed: Any) -> Any:
         ),
         scheduler_config=SimpleNamespace(enable_chunked_prefill=True, max_num_batched_tokens=256),
         load_config=SimpleNamespace(load_format="auto"),
-        model_config=SimpleNamespace(use_mla=True, architecture="KimiLinearForCausalLM", tokenizer_mode="kimi_k3"),
+        model_config=SimpleNamespace(
+            use_mla=True, architecture="KimiLinearForCausalLM", tokenizer_mode="kimi_k3", quantization=None,
+            hf_overrides={}, enable_prompt_embeds=False, runner_type="generate",
+        ),
+        attention_config=SimpleNamespace(backend=None),
+        offload_config=SimpleNamespace(
+            uva=SimpleNamespace(cpu_offload_gb=0), prefetch=SimpleNamespace(offload_group_size=0)
+        ),
         compilation_config=SimpleNamespace(mode=None, cudagraph_mode=None),
     )  # fmt: skip
     for name, value in changed.items():
@@ -56,6 +64,15 @@ def test_usual_options_are_taken() -> None:
         ({"cache__mamba_ssm_cache_dtype": "bfloat16"}, "--mamba-ssm-cache-dtype"),
         ({"cache__mamba_cache_dtype": "float32"}, "--mamba-cache-dtype"),
         ({"load__load_format": "tensorizer"}, "--load-format"),
+        ({"model__quantization": "fp8"}, "--quantization"),
+        ({"model__hf_overrides": {"num_hidden_layers": 2}}, "--hf-overrides"),
+        ({"model__hf_overrides": lambda config: config}, "--hf-overrides"),
+        ({"model__enable_prompt_embeds": True}, "--enable-prompt-embeds"),
+        ({"model__runner_type": "pooling"}, "--runner pooling"),
+        ({"attention__backend": "TRITON_MLA"}, "--attention-backend"),
+        ({"offload__uva": SimpleNamespace(cpu_offload_gb=4.0)}, "--cpu-offload-gb"),
+        ({"offload__prefetch": SimpleNamespace(offload_group_size=8)}, "--offload-group-size"),
+        ({"parallel__use_ubatching": True}, "--enable-dbo"),
         ({"model__use_mla": False}, "VLLM_MLA_DISABLE"),
     ],
 )
@@ -106,9 +123,21 @@ def test_it_stands_aside_in_one_line(
 ) -> None:
     caplog.set_level("INFO", logger="vllm.k3hal")
     module = machine(**found)
-    assert module.platform() is None and module.platform() is None
+    assert module.platform() is None
+    module.say_if_aside()
+    module.say_if_aside()
     (line,) = caplog.messages
     assert line.startswith("k3hal stands aside: ") and says in line
+
+
+def test_only_the_process_that_was_asked_says_so(
+    machine: Callable[..., Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO", logger="vllm.k3hal")
+    module = machine(xpu="there.XPU")
+    monkeypatch.setattr("multiprocessing.parent_process", lambda: SimpleNamespace(pid=1))
+    module.say_if_aside()
+    assert caplog.messages == []
 
 
 def test_it_stands_aside_when_told_to(machine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,6 +178,47 @@ def test_what_the_platform_gives_up_for_its_own_attention_stays_for_k3_alone(
     assert config.cache_config.enable_prefix_caching is ours and config.scheduler_config.enable_chunked_prefill is ours
     assert (config.scheduler_config.max_num_batched_tokens == 256) is ours
     assert (config.compilation_config.mode == 0) is ours
+
+
+@pytest.fixture
+def platform_class(machine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    module = machine(cpu=f"{__name__}.WithoutMla")
+    monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or ModuleType(__name__))
+    monkeypatch.setattr(sys.modules[__name__], "WithoutMla", WithoutMla, raising=False)
+    return module.platform_class()
+
+
+@pytest.mark.parametrize("architecture", MODELS)
+def test_what_is_wrong_is_refused_as_soon_as_options_are_known(
+    platform_class: Any, monkeypatch: pytest.MonkeyPatch, architecture: str
+) -> None:
+    config = options(model__architecture=architecture, parallel__worker_extension_cls="")
+    platform_class.check_and_update_config(config)
+    config.model_config.quantization = "fp8"
+    with pytest.raises(UnsupportedError, match="do not take --quantization"):
+        platform_class.check_and_update_config(config)
+    monkeypatch.setenv("K3HAL_SHADOW", "nothing_like_it")
+    with pytest.raises(UsageError, match="K3HAL_SHADOW"):
+        platform_class.check_and_update_config(config)
+
+
+def test_what_is_wrong_for_k3_is_not_for_others(platform_class: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("K3HAL_SHADOW", "nothing_like_it")
+    platform_class.check_and_update_config(options(model__architecture="LlamaForCausalLM", model__quantization="fp8"))
+
+
+@pytest.mark.parametrize("folder", ["ranks", "own"])
+def test_the_platform_gives_k3_its_workers_extension_and_tokenizer(
+    platform_class: Any, tmp_path: Path, folder: str
+) -> None:
+    (tmp_path / "tiktoken.model").touch()
+    if folder == "own":
+        (tmp_path / "tokenizer_config.json").touch()
+    config = options(parallel__worker_extension_cls="", model__tokenizer_mode="auto")
+    config.model_config.tokenizer = str(tmp_path)
+    platform_class.check_and_update_config(config)
+    assert config.parallel_config.worker_extension_cls == "k3hal.vllm.observe.WorkerExtension"
+    assert config.model_config.tokenizer_mode == ("kimi_k3" if folder == "ranks" else "auto")
 
 
 def test_a_misspelt_variable_stops_vllm(monkeypatch: pytest.MonkeyPatch) -> None:

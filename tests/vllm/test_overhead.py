@@ -21,7 +21,7 @@ pytestmark = [needs_vllm, pytest.mark.nightly, pytest.mark.timeout(900)]
 @pytest.mark.parametrize("seqs", [1, 64])
 def test_a_step_costs_at_most_a_tenth_more_than_in_the_own_engine(tmp_path: Path, seqs: int) -> None:
     write_preset("tiny", tmp_path / "tiny")
-    asked = [str(tmp_path / "tiny"), "--seqs", str(seqs), "--context", "100", "--repeats", "30", "--clock", "cpu"]
+    asked = [str(tmp_path / "tiny"), "--seqs", str(seqs), "--context", "100", "--repeats", "60", "--clock", "cpu"]
     ran = subprocess.run(
         [sys.executable, "-P", str(SCRIPT), *asked],
         cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE, check=False,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from k3hal.model.synthetic_vocab import synthetic_ranks
@@ -97,6 +97,9 @@ def by_one(ids: Sequence[int]) -> Read:
 
 
 @given(SOUP, SIZES)
+@example(f"⟧think⟧think¦{CALL}", [])
+@example("a⟦response⟧other¦b", [1, 1, 1])
+@example("⟧think∎b", [])
 def test_the_halves_read_what_the_whole_parser_reads(text: str, sizes: list[int]) -> None:
     ids = ids_of(text)
     assert by_halves(ids, sizes) == by_one(ids)

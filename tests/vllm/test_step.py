@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 import pytest
 import torch
@@ -10,9 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from k3hal.dispatch.ops.step_metadata import step_metadata
+from k3hal.engine.cache.layout import CacheLayout
 from k3hal.errors import UnsupportedError
 from k3hal.model.batch import StepBatch
-from k3hal.vllm.sizes import cache_dtypes
+from k3hal.model.config import ModelConfig
+from k3hal.model.presets import preset_config
+from k3hal.vllm.sizes import cache_dtypes, latent_width, state_shapes
 from k3hal.vllm.step import (
     StepRows,
     StepSlots,
@@ -118,3 +123,14 @@ def test_cache_dtypes_are_those_of_the_operators() -> None:
     for activations, kv in ((torch.float16, "auto"), (torch.float32, "bfloat16"), (torch.bfloat16, "fp8_e5m2")):
         with pytest.raises(UnsupportedError, match="is not supported"):
             cache_dtypes(activations, kv)
+
+
+@pytest.mark.parametrize("name", ["tiny", "kl-tiny"])
+def test_caches_have_the_sizes_of_the_own_engines(name: str) -> None:
+    cfg = ModelConfig.from_json(preset_config(name))
+    layout = CacheLayout.of(cfg, torch.bfloat16)
+    for tp in (1, 2):
+        conv, state = state_shapes(cfg, tp)
+        assert prod(conv) * 2 * tp == layout.conv_layer_bytes and conv[0] == layout.conv_rows
+        assert prod(state) * 4 * tp == layout.state_layer_bytes and state[0] * tp == layout.heads
+    assert latent_width(cfg) == layout.kv_width

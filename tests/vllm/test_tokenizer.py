@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import xgrammar
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,6 +67,23 @@ def test_the_vocabulary_has_every_id_once() -> None:
     assert TOKENIZER.convert_tokens_to_ids("no such token") == K3.special("[UNK]")
 
 
+@pytest.mark.parametrize(
+    ("ask", "says"),
+    [
+        (lambda: TOKENIZER.encode("a<|sep|>\ud800"), "half a surrogate pair"),
+        (lambda: TOKENIZER(["a", "\udfff"]), "half a surrogate pair"),
+        (lambda: TOKENIZER.decode([1, K3.vocab_size]), "outside the vocabulary"),
+        (lambda: TOKENIZER.decode(-1), "outside the vocabulary"),
+        (lambda: TOKENIZER.convert_ids_to_tokens([10**9]), "outside the vocabulary"),
+    ],
+)
+def test_what_is_no_text_is_the_requests_fault(ask: Callable[[], Any], says: str) -> None:
+    """vLLM answers 400 to a `ValueError`, and 500 to an error it does not know."""
+    with pytest.raises(ValueError, match=says) as refused:
+        ask()
+    assert isinstance(refused.value, RequestError)
+
+
 @pytest.mark.parametrize(("side", "kept"), [("left", "ef"), ("right", "ab")])
 def test_truncation_keeps_an_end(side: str, kept: str) -> None:
     tokenizer = K3Tokenizer(K3, truncation_side=side)
@@ -86,13 +104,17 @@ def test_it_goes_to_other_processes() -> None:
         assert other.encode("x<|sep|>é") == TOKENIZER.encode("x<|sep|>é")
 
 
-def test_grammars_see_bytes_and_both_ends_of_a_turn() -> None:
-    info, _ = TOKENIZER.init_xgrammar()
-    assert info.vocab_size == K3.vocab_size and set(info.stop_token_ids) == K3.eos_ids
-    assert info.decoded_vocab[K3.special("<|open|>")] == b"<|open|>" and info.decoded_vocab[0] == K3.token_bytes(0)
+def test_grammars_see_the_bytes_of_every_token() -> None:
+    info = xgrammar.TokenizerInfo.from_huggingface(TOKENIZER, vocab_size=K3.vocab_size)  # pyright: ignore[reportArgumentType]
+    assert info.vocab_type == xgrammar.VocabType.BYTE_LEVEL and info.stop_token_ids == [TOKENIZER.eos_token_id]
+    assert info.decoded_vocab == [K3.token_bytes(i) for i in range(K3.vocab_size)]
+    added = TOKENIZER.added_tokens_decoder
+    assert all(token.special for token in added.values()) and added[K3.special("<|sep|>")].content == "<|sep|>"
 
 
 def test_a_damaged_vocabulary_is_refused_by_line(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot read the tokenizer"):
+        K3Tokenizer.from_pretrained(tmp_path)
     (tmp_path / "tiktoken.model").write_text("!!! 0\n")
     with pytest.raises(CheckpointError, match="line 1"):
         K3Tokenizer.from_pretrained(tmp_path)

@@ -13,10 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from k3hal.backends.triton.kernels.programs import jit_for_any
+from k3hal.backends.triton.kernels.programs import jit_for_any, shared_memory
 
 LOG2_E = 1.4426950408889634
 EXPAND_ROWS, EXPAND_DEPTH = 128, 64
+EXPAND_SHARED = 96 << 10
+"""What three stages of that take; gfx942 has 64 KiB, and two stages."""
 LEAST_BATCH = 64
 """Bounds of sequences that the smallest kernel is made for: all smaller batches share it."""
 EXACT = 64
@@ -258,6 +260,7 @@ def mla_prefill(
         total, top = torch.empty((2, tokens, heads), dtype=torch.float32, device=q.device)
     narrow = q.dtype == torch.float32
     expand_rows = 16 if narrow else EXPAND_ROWS
+    expand_stages = 3 if shared_memory(q.device) >= EXPAND_SHARED else 2
     expand_grid = (heads, triton.cdiv(window, expand_rows), count)
     for begin in range(0, positions, window):
         _expand[expand_grid](
@@ -265,7 +268,7 @@ def mla_prefill(
             kv_cache.stride(0), page_table.stride(0), *w_uk.stride(), *w_uv.stride(), begin, window,
             rows * nope, rows * value, rank, rope, nope, value, page, exact,
             _block(nope), _block(rope), _block(value), expand_rows, 16 if narrow else EXPAND_DEPTH,
-            num_warps=4 if narrow else 8, num_stages=1 if narrow else 3,
+            num_warps=4 if narrow else 8, num_stages=1 if narrow else expand_stages,
         )  # fmt: skip
         _attend[(tokens // tiling.queries + count + 1, heads)](
             q, keys, ropes, values, rest, cu_seqlens, context_lens, out, state, total, top,

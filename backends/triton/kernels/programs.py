@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import triton
 
-from k3hal.dispatch.stand_in import machine_of_meta
+from k3hal.dispatch.stand_in import StandIn, stand_in
 
 INTERPRETED = {"multiprocessor_count": 4, "max_shared_mem": 1 << 30}
 
@@ -24,10 +24,20 @@ def jit_for_any(*numbers: str) -> Callable[[Callable[..., Any]], Any]:
     return triton.jit(do_not_specialize=numbers)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
+def _stands_for(device: torch.device) -> StandIn | None:
+    """The machine that a tensor on no GPU is one of, while one is compiled for or emulated."""
+    if device.type == "cuda":
+        return None
+    machine = stand_in()
+    if machine is None and device.type == "meta":
+        raise RuntimeError("a tensor on meta came to a kernel, and no machine stands behind it")
+    return machine
+
+
 def _properties(device: torch.device) -> dict[str, Any]:
-    """As Triton's driver tells them; those of no device in particular under the interpreter, and on `meta` those of
-    the machine that is compiled for."""
-    return machine_of_meta().properties if device.type == "meta" else _properties_here(device)
+    """As Triton's driver tells them; those of no device in particular under the interpreter, where none is emulated."""
+    machine = _stands_for(device)
+    return machine.properties if machine else _properties_here(device)
 
 
 @cache
@@ -51,8 +61,9 @@ def shared_memory(device: torch.device) -> int:
 
 
 def arch(device: torch.device) -> str:
-    """What Triton compiles for, as `sm_90` or `gfx950`; empty under the interpreter."""
-    return machine_of_meta().arch if device.type == "meta" else _arch_here(device)
+    """What Triton compiles for, as `sm_90` or `gfx950`; empty under the interpreter, where none is emulated."""
+    machine = _stands_for(device)
+    return machine.arch if machine else _arch_here(device)
 
 
 @cache

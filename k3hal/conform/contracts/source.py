@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import lzma
 import re
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -15,6 +18,8 @@ from k3hal.errors import InputError, UsageError
 
 TEXTS = (".py", ".pyi", ".txt", ".cpp", ".cc", ".cu", ".h", ".hpp", ".yaml", ".yml")
 _METADATA = re.compile(r"(?:^|/)[^/]+\.dist-info/METADATA$|^[^/]+/PKG-INFO$")
+_UNREADABLE = (OSError, EOFError, RuntimeError, zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError)
+"""What archives' modules raise; RuntimeError is that of a zip file with a password, or a method that Python lacks."""
 _LARGEST = 16 << 20
 """Bytes; what is larger is no source."""
 
@@ -58,7 +63,7 @@ def opened(where: str) -> Iterator[Source]:
 
 def _folder(root: Path, version: str = "") -> Source:
     paths = tuple(p.relative_to(root).as_posix() for p in sorted(root.rglob("*")) if _is_text(p) and p.is_file())
-    return Source(str(root), version, paths, lambda path: _decoded((root / path).read_bytes(), path))
+    return Source(str(root), version, paths, lambda path: _decoded((root / path).read_bytes, path))
 
 
 def _is_text(path: Path) -> bool:
@@ -67,37 +72,49 @@ def _is_text(path: Path) -> bool:
 
 @contextmanager
 def _file(path: Path) -> Iterator[Source]:
+    with ExitStack() as kept:
+        with _readable(str(path)):
+            source = _file_source(path, kept)
+        yield source
+
+
+def _file_source(path: Path, kept: ExitStack) -> Source:
+    """The source in a file, which stays open as long as `kept`."""
+    if zipfile.is_zipfile(path):
+        zipped = kept.enter_context(zipfile.ZipFile(path))
+        return _archive(path, {info.filename: info.file_size for info in zipped.infolist()}, zipped.read)
+    if tarfile.is_tarfile(path):
+        archive = kept.enter_context(tarfile.open(path))  # noqa: SIM115 - that is its context
+        members = {m.name.removeprefix("./"): m for m in archive.getmembers() if m.isfile()}
+
+        def read(name: str) -> bytes:
+            file = archive.extractfile(members[name])
+            assert file is not None, "only regular files are listed"
+            return file.read()
+
+        return _archive(path, {name: m.size for name, m in members.items()}, read)
+    if _is_text(path):
+        return Source(str(path), "", (path.name,), lambda _: _decoded(path.read_bytes, str(path)))
+    raise InputError(f"{path} is no archive and no text", hint="a wheel, a .tar.gz, or torch schemas as .txt")
+
+
+@contextmanager
+def _readable(where: str) -> Iterator[None]:
+    """Raise `InputError` for a file that may not be read, or whose archive is damaged or locked."""
     try:
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                sizes = {info.filename: info.file_size for info in archive.infolist()}
-                yield _archive(path, sizes, archive.read)
-        elif tarfile.is_tarfile(path):
-            with tarfile.open(path) as archive:
-                members = {m.name.removeprefix("./"): m for m in archive.getmembers() if m.isfile()}
-
-                def read(name: str) -> bytes:
-                    file = archive.extractfile(members[name])
-                    assert file is not None, "only regular files are listed"
-                    return file.read()
-
-                yield _archive(path, {name: m.size for name, m in members.items()}, read)
-        elif _is_text(path):
-            yield Source(str(path), "", (path.name,), lambda _: _decoded(path.read_bytes(), str(path)))
-        else:
-            raise InputError(f"{path} is no archive and no text", hint="a wheel, a .tar.gz, or torch schemas as .txt")
-    except (OSError, zipfile.BadZipFile, tarfile.TarError, EOFError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from error
+        yield
+    except _UNREADABLE as error:
+        raise InputError(f"{where} cannot be read: {error}") from error
 
 
 def _archive(path: Path, sizes: dict[str, int], read: Callable[[str], bytes]) -> Source:
     version = ""
     for name in sorted(sizes):
         if _METADATA.search(name) and sizes[name] <= _LARGEST:
-            lines = _decoded(read(name), name).split("\n\n", 1)[0].splitlines()
+            lines = _decoded(partial(read, name), name).split("\n\n", 1)[0].splitlines()
             version = next((line.partition(":")[2].strip() for line in lines if line.startswith("Version:")), version)
     texts = tuple(name for name in sorted(sizes) if _is_text(Path(name)) and sizes[name] <= _LARGEST)
-    return Source(str(path), version, texts, lambda name: _decoded(read(name), f"{path}: {name}"))
+    return Source(str(path), version, texts, lambda name: _decoded(partial(read, name), f"{path}: {name}"))
 
 
 def _installed(name: str) -> Source:
@@ -112,12 +129,14 @@ def _installed(name: str) -> Source:
         f"{name} {found.version}",
         found.version,
         paths,
-        lambda path: _decoded(files[path].read_bytes(), path),
+        lambda path: _decoded(files[path].read_bytes, path),
         name,
     )
 
 
-def _decoded(content: bytes, where: str) -> str:
+def _decoded(read: Callable[[], bytes], where: str) -> str:
+    with _readable(where):
+        content = read()
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -48,7 +48,8 @@ def problems(made: Compiled) -> Iterator[str]:
         yield f"has a product of narrow operands and none of {', '.join(target.matrix)}"
     if made.decodes and target.spills_checked and taken.scratch + taken.spilled > 0:
         allowed = max((one.scratch for one in allowances() if one.covers(made)), default=0)
-        if taken.scratch > allowed:
+        # Registers that are spilled to accumulators take no memory, and are not allowed either.
+        if taken.scratch > allowed or (taken.spilled and not allowed):
             of = f"{taken.spilled} registers, " if taken.spilled else ""
             yield f"spills {of}{taken.scratch} bytes a thread to memory; it decodes: {allowed} are allowed"
 

@@ -6,11 +6,13 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from k3hal.conform.cross.budgets import problems, unused
 from k3hal.conform.cross.compile import Done, Job, run
+from k3hal.dispatch.errors import BackendError
 from k3hal.dispatch.packages import INSTALLED
 
 SCHEMA = "k3hal.conform_cross/1"
@@ -65,18 +67,26 @@ def _where(job: Job) -> str:
 
 
 def compile_all(todo: Sequence[Job], processes: int, note: Callable[[int, int, str], None]) -> tuple[Done, ...]:
-    """Every job's result, in order; `note` is told how many of how many are done, and the last one's operator."""
+    """Every job's result, in order; `note` is told how many of how many are done, and the last one's operator.
+
+    Raises `BackendError` where a process does not live to give its result.
+    """
     context = multiprocessing.get_context("spawn")
     found: dict[Job, Done] = {}
     with ProcessPoolExecutor(processes, mp_context=context, initializer=_prepare) as pool:
         # The longest take as long as all others of their target: they come first.
-        waiting = {pool.submit(run, job) for job in sorted(todo, key=lambda job: job.op not in _LONG)}
+        order = sorted(todo, key=lambda job: job.op not in _LONG)
+        waiting = {pool.submit(run, job) for job in order}
         try:
             while waiting:
                 ended, waiting = wait(waiting, return_when=FIRST_COMPLETED)
                 for one in (future.result() for future in ended):
                     found[one.job] = one
                     note(len(found), len(todo), f"{one.job.op} {one.job.target}")
+        except BrokenProcessPool as error:
+            began = [_where(job) for job in order if job not in found][:processes]
+            message = f"a process ended while it compiled {', or '.join(began)}"
+            raise BackendError(message, hint="memory ran out, or the compiler crashed; --jobs 1 tells which") from error
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

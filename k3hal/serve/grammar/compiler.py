@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib.metadata
 import json
 import re
 import threading
@@ -12,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+from packaging.version import Version
 
 from k3hal.engine.interface import Constraint, ConstraintError, DeadEndError, Matcher
 from k3hal.errors import RequestError, UnsupportedError
@@ -22,6 +24,7 @@ from k3hal.tokenizer import Tokenizer
 
 CACHED = 256
 """Compiled grammars that are kept; one takes from tens of kilobytes to some megabytes."""
+_OLDEST = Version("0.2.9")
 _THREADS = 2
 _MOST_SPACE = 16
 """White space in a row within JSON that is not compact."""
@@ -134,6 +137,12 @@ class Constraints:
                 f"constrained output needs the package xgrammar, which cannot be imported: {error}",
                 hint="install it: pip install xgrammar",
             ) from None
+        found = importlib.metadata.version("xgrammar")
+        if Version(found) < _OLDEST:
+            raise UnsupportedError(
+                f"constrained output needs xgrammar from {_OLDEST} on, and {found} is installed",
+                hint="vLLM pins an older one: run `k3hal serve` in an environment of its own",
+            )
         tokenizer = self._tokenizer
         ordinary = tokenizer.special_base
         names = (b"\xff" + tokenizer.token_bytes(i) for i in range(ordinary, tokenizer.vocab_size))

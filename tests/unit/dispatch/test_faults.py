@@ -69,9 +69,17 @@ def test_a_provider_with_a_known_fault_is_never_taken(provider: Provider, fault:
         assert isinstance(provider.answer(call), No)
 
 
-def test_the_page_lists_every_fence() -> None:
-    listed = set(re.findall(r"https://[^)\s]+", PAGE.read_text("utf-8")))
-    assert {fault.url for _, fault in FENCED} <= listed
+def test_the_page_lists_every_fence_and_no_other() -> None:
+    """Both ways: a fence that a provider no longer has is one that the page still promises."""
+    section = PAGE.read_text("utf-8").partition("\n## Fenced\n")[2].partition("\n## ")[0]
+    listed = set()
+    for row in re.findall(r"^\| \[.*$", section, re.MULTILINE):
+        report, *_, providers = row.strip("| ").split(" | ")
+        url = re.search(r"\((https://[^)\s]+)\)", report)
+        assert url, row
+        before_ops = providers.partition(" of ")[0]
+        listed |= {(url[1], name) for name in re.findall(r"`([^`]+)`", before_ops)}
+    assert {(fault.url, provider.id) for provider, fault in FENCED} == listed
 
 
 CONCERNED = Call(
@@ -147,3 +155,12 @@ def test_a_release_that_is_none_is_refused(text: str) -> None:
     words = ["op", "explain", "mla_decode", "--device", "b200", "--with", text]
     error = CliRunner().invoke(app, words, standalone_mode=False).exception
     assert isinstance(error, UsageError) and "like --with flashinfer-python==0.7.4" in str(error)
+
+
+@pytest.mark.parametrize("text", ["amd-aitr==0.1.10", "aiter==0.1.10"])
+def test_a_package_that_changes_no_answer_is_refused(text: str) -> None:
+    words = ["op", "explain", "mla_decode", "--device", "mi355x", "--with", text]
+    error = CliRunner().invoke(app, words, standalone_mode=False).exception
+    assert (
+        isinstance(error, UsageError) and "no provider asks for a package" in str(error) and "amd-aiter" in str(error)
+    )

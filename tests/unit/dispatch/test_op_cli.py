@@ -179,3 +179,10 @@ def test_an_absent_device_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) 
 def test_the_embedded_config_is_the_published_one(shared_data: Callable[[str], Path], repo: Path) -> None:
     embedded = ModelConfig.from_json(repo / "model" / "configs" / "kimi_k3.json")
     assert embedded == ModelConfig.from_json(shared_data("kimi_k3_config.json"))
+
+
+def test_no_provider_has_the_name_of_another_backend() -> None:
+    """`--ops OP=NAME` takes providers of that name before those of the backend."""
+    registry = default_registry()
+    names = set(registry.backends)
+    assert not [p.id for op in operator_names() for p in registry.of(op) if p.name in names - {p.backend}]

@@ -1,0 +1,14 @@
+"""`emulated:mi355x`, for processes that `ci/emulated.py` starts."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from k3hal.dispatch import Backend
+from k3hal.dispatch.emulated import emulate
+from k3hal.dispatch.stand_in import StandIn
+
+BACKEND = Backend(name="emulated_mi355x", vendors=("amd",), auto=False)
+
+import_module("aiter_ops").install([])
+emulate("mi355x", StandIn("gfx950", 256, 160 << 10))
