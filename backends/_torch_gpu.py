@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,20 +119,27 @@ class TorchGpuRuntime:
         return graph
 
     def capture_parts(self, work: Callable[[Callable[[], None]], None], pool: Any) -> list[torch.cuda.CUDAGraph]:
+        # torch.cuda.graph empties the allocator's cache whenever it begins: here once, not for every part.
         self._side = self._side or torch.cuda.Stream(self._torch_device)
-        graphs, under_way = [], ExitStack()
+        graphs: list[torch.cuda.CUDAGraph] = []
 
         def begin() -> None:
             graphs.append(torch.cuda.CUDAGraph())
-            under_way.enter_context(torch.cuda.graph(graphs[-1], pool=pool, capture_error_mode="thread_local"))
+            graphs[-1].capture_begin(pool=pool, capture_error_mode="thread_local")
 
         def cut() -> None:
-            under_way.close()
+            graphs[-1].capture_end()
             begin()
 
-        with torch.cuda.device(self._torch_device), under_way:
-            begin()
-            work(cut)
+        with torch.cuda.device(self._torch_device):
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            with torch.cuda.stream(torch.cuda.Stream(self._torch_device)):
+                begin()
+                try:
+                    work(cut)
+                finally:
+                    graphs[-1].capture_end()
         return graphs
 
     def beside(self, work: Callable[[], Any]) -> Callable[[], Any]:
