@@ -60,7 +60,7 @@ def test_graphs_and_steps_ahead_change_no_output(nano_dir: Path) -> None:
     for depth in (1, 2, 3):
         with loaded(nano_dir, async_depth=depth) as (model, core, runner):
             assert (answers(model, GREEDY), answers(model, MIXED)) == expected
-            assert runner.replays > 40 and runner._pieces.replays > 5 and core.flights.depth == depth
+            assert runner.replays > 40 and runner._pieces.replays > 3 and core.flights.depth == depth
 
 
 def test_drafts_change_no_output_and_are_verified_in_graphs(nano_dir: Path) -> None:
