@@ -6,7 +6,7 @@ from typing import Any
 
 from k3hal.model.synthetic_vocab import synthetic_ranks
 
-PRESETS = ("nano", "tiny", "kl-tiny")
+PRESETS = ("nano", "tiny", "kl-tiny", "wide")
 
 _BASE = len(synthetic_ranks())
 """Id of the first special token; 256 specials follow the vocabulary's last rank."""
@@ -20,6 +20,9 @@ def preset_config(name: str) -> dict[str, Any]:
         return _k3(_sizes(128, 8, heads=2, dense=256, experts=16, top_k=4, middle=64), q_lora=64, latent=64, block=3)
     if name == "tiny":
         return _k3(_tiny_sizes(experts=64), q_lora=128, latent=256, block=4)
+    if name == "wide":
+        # Rows of Kimi K3's own width, which kernels may be made for alone, and as many blocks of residuals as it has.
+        return _k3(_sizes(7168, 8, heads=1, dense=128, experts=8, top_k=2, middle=64), q_lora=32, latent=128, block=1)
     if name == "kl-tiny":
         return _kimi_linear(_tiny_sizes(experts=32))
     raise KeyError(name)

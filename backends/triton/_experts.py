@@ -40,7 +40,7 @@ class Cut:
 
 
 PACKED = Cut(
-    few=(Shape(32, 128, 4, 3, split=4), Shape(32, 128, 2, 3, split=2)),
+    few=(Shape(32, 128, 4, 3, split=4), Shape(32, 128, 2, 4, split=2)),
     some=(Shape(64, 128, 4, 3), Shape(64, 128, 4, 3)),
     many=(Shape(128, 128, 4, 3), Shape(128, 128, 8, 3)),
 )

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from torch import Tensor
 
 from k3hal.backends.triton._kda import rate, supports
 from k3hal.backends.triton._triton import NEEDS, kernels, runs
 from k3hal.dispatch import provides
-
-
-def _taps(weight: Tensor) -> Mapping[str, Any]:
-    return {"weight": weight.t().contiguous()}
 
 
 @provides("kda_gate", name="fused", needs=NEEDS, supports=runs, prepare=rate, graph_safe=True)
@@ -24,12 +19,12 @@ def kda_gate(
     return kernels("kda_parts").kda_gate(raw_gate, beta_logits, A_log, dt_bias, lower_bound)
 
 
-@provides("causal_conv1d", name="tiled", needs=NEEDS, supports=runs, prepare=_taps, graph_safe=True)
+@provides("causal_conv1d", name="tiled", needs=NEEDS, supports=runs, graph_safe=True)
 def causal_conv1d(
     x: Tensor, weight: Tensor, conv_state: Tensor, slots: Tensor, cu_seqlens: Tensor, has_state: Tensor
 ) -> Tensor:
-    """See the operator. `weight` comes prepared as [W, C]."""
-    return kernels("kda_parts").causal_conv1d(x, weight, conv_state, slots, cu_seqlens, has_state)
+    """See the operator. Weights are turned in every call: what is prepared cannot be part of a composed operator."""
+    return kernels("kda_parts").causal_conv1d(x, weight.t().contiguous(), conv_state, slots, cu_seqlens, has_state)
 
 
 @provides("gated_rms_norm", name="fused", needs=NEEDS, supports=runs, graph_safe=True)

@@ -15,8 +15,10 @@ from k3hal.dispatch.packages import INSTALLED
 # rows of a tile, warps, stages, least rows of a chunk, most chunks of a sequence, programs a processor, a block's heads
 Shape = tuple[int, int, int, int, int, int, int]
 UPRIGHT: Shape = (64, 8, 2, 1024, 128, 1, 64)
-"""For many heads, where there is as much shared memory as on Hopper."""
+"""For many heads, with as much shared memory as on Hopper, whose own assembler spills registers of it to memory."""
 UPRIGHT_SHARED = 227 << 10
+ROWS = 32
+"""Of a tile, by default."""
 OTHER_TILINGS: Mapping[str, Shape] = {
     "chunk1024": (32, 4, 3, 1024, 128, 2, 16),
     "warps8": (32, 8, 3, 512, 256, 2, 32),
@@ -40,16 +42,18 @@ AMD_TILINGS: Mapping[str, Shape] = {
 
 
 def _default(q: Tensor, kv_cache: Tensor) -> Shape:
-    from k3hal.backends.triton.kernels.programs import arch, is_amd, shared_memory
+    from k3hal.backends.triton.kernels.programs import arch, is_amd, is_hopper, shared_memory
 
     heads = 16 if q.shape[1] <= 16 else 32
     if q.element_size() == 4:  # No matrix unit multiplies fp32 exactly.
         return (16, 8, 1, 512, 256, 2, heads)
     fits = shared_memory(q.device) >= UPRIGHT_SHARED and upright_fits(arch(q.device), INSTALLED["triton"])
-    if q.shape[1] > heads and kv_cache.dtype is q.dtype and fits:
+    if q.shape[1] > heads and kv_cache.dtype is q.dtype and fits and not is_hopper(q.device):
         return UPRIGHT
     stages = 3 if shared_memory(q.device) > 112 << 10 else 1
-    return (32, 4 if heads == 16 or is_amd(q.device) else 8, stages, 512, 256, 2, heads)
+    # Rows of fp8 that are fetched byte by byte are too much for four warps.
+    bytewise = kv_cache.element_size() == 1 and (kv_cache.stride(0) % 16 or kv_cache.shape[1] % ROWS)
+    return (ROWS, 4 if is_amd(q.device) or (heads == 16 and not bytewise) else 8, stages, 512, 256, 2, heads)
 
 
 def _twice(kv_cache: Tensor) -> bool:

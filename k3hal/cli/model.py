@@ -28,7 +28,7 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Checkpoint director
 @app.command()
 def init(
     target: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to create.")],
-    preset: Annotated[str, typer.Option("--preset", metavar="NAME", help="nano, tiny or kl-tiny.")],
+    preset: Annotated[str, typer.Option("--preset", metavar="NAME", help="nano, tiny, kl-tiny or wide.")],
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of the weights.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace the checkpoint in DIR.")] = False,
     as_json: Json = False,

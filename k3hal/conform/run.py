@@ -40,7 +40,7 @@ from k3hal.dispatch.emulated import EMULATED
 from k3hal.dispatch.probe import probe
 from k3hal.dispatch.registry import Registry
 
-PRESETS, QUICK_PRESETS = ("nano", "kl-tiny"), ("nano",)
+PRESETS, QUICK_PRESETS = ("nano", "kl-tiny", "wide"), ("nano",)
 Note = Callable[[int, int, str], None]
 """Told of checks done, checks in all, and the operator in hand."""
 

@@ -67,10 +67,8 @@ def test_attention_residuals_of_k3_fit_a_gpu(target: str) -> None:
     if target.startswith("sm"):
         assert "cp.async" in made.text
         assert made.shared >= 2 * 7168 * 2
-    held = compile_for(mix._held, target, MIX, {**MIX_FLAGS, "COUNT": 8}, warps=mix.HELD_WARPS)
-    assert held.shared < 1 << 12
-    # Nine rows and the key weights are close to all the registers of 16 warps on NVIDIA: a few go to the stack.
-    assert held.spills <= (448 if target.startswith("sm") else 0)
+    held = compile_for(mix._held, target, {**MIX, "zero": "i32"}, {**MIX_FLAGS, "COUNT": 8}, warps=mix.HELD_WARPS)
+    assert held.shared < 1 << 12 and held.spills == 0
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -112,10 +110,9 @@ def test_sampling_from_the_vocabulary_of_k3_compiles(target: str) -> None:
     }  # fmt: skip
     sizes = {"BLOCK": sample.BLOCK, "BLOCKS": 64, "BINS": sample.BINS}
     weigh = compile_for(sample._weigh, target, types, {**sizes, "LANES": sample.LANES}, warps=8)
-    choose = compile_for(sample._choose, target, types, {**sizes, "WIDTH": 33, "LANES": sample.LIST_LANES}, warps=16)
-    assert weigh.spills == 0
-    # As measured with Triton 3.7, in bytes of stack and in registers: 32 ranges in fp64 take what 16 warps have.
-    assert choose.spills <= {"sm_90": 336, "sm_100": 400, "gfx950": 89, "gfx942": 80}[target]
+    choose = compile_for(sample._choose, target, types, {**sizes, "WIDTH": 33, "LANES": sample.LANES}, warps=8)
+    # 32 ranges in fp64 are close to all the registers of 8 warps: with strides of no known divisor a few go to the stack.
+    assert weigh.spills == 0 and choose.spills <= (16 if target.startswith("sm") else 0)
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -100,7 +100,7 @@ def test_many_heads_on_blackwell_take_a_tiling_that_fits_with_an_older_triton() 
 
 
 @pytest.mark.parametrize(
-    ("arch", "triton", "heads"), [("sm_100", "3.8.1", 32), ("sm_100", "3.9.0", 64), ("sm_90", "3.6.0", 64)]
+    ("arch", "triton", "heads"), [("sm_100", "3.8.1", 32), ("sm_100", "3.9.0", 64), ("sm_90", "3.6.0", 32)]
 )
 def test_the_default_tiling_of_many_heads_fits(
     arch: str, triton: str, heads: int, monkeypatch: pytest.MonkeyPatch

@@ -161,7 +161,10 @@ def test_verify_checks_vision_tensors(
 
 
 REFUSED: dict[str, tuple[list[str], str]] = {
-    "unknown preset": (["init", "--preset", "huge", "DIR"], "no preset 'huge'; expected one of nano, tiny, kl-tiny"),
+    "unknown preset": (
+        ["init", "--preset", "huge", "DIR"],
+        "no preset 'huge'; expected one of nano, tiny, kl-tiny, wide",
+    ),
     "no preset": (["init", "DIR"], "Missing option '--preset'"),
     "occupied": (["init", "--preset", "nano", "OCCUPIED"], "is not empty (--force replaces the checkpoint in it)"),
     "bad seed": (["init", "--preset", "nano", "--seed", "-1", "DIR"], "seed -1 is out of range"),

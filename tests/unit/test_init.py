@@ -75,6 +75,7 @@ def test_preset_sizes(name: str) -> None:
         "nano": (8, 128, 2, 16),
         "tiny": (16, 512, 4, 64),
         "kl-tiny": (16, 512, 4, 32),
+        "wide": (8, 7168, 1, 8),
     }[name]
     assert (config.num_layers, config.hidden_size, config.num_heads, config.num_experts) == (
         layers,
@@ -190,7 +191,7 @@ def test_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_bad_arguments(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no preset 'huge'; expected one of nano, tiny, kl-tiny"):
+    with pytest.raises(UsageError, match="no preset 'huge'; expected one of nano, tiny, kl-tiny, wide"):
         write_preset("huge", tmp_path / "x")
     with pytest.raises(UsageError, match="seed -1 is out of range"):
         write_preset("nano", tmp_path / "x", seed=-1)

@@ -90,9 +90,10 @@ def _score_pairs(word, key_low, key_high, dim, eps):
 @triton.jit
 def _held(
     prefix, delta, blocks, key_weight, out_weight, out, prefix_stride, delta_stride, block_stride, row_stride, dim, eps,
-    out_eps, COUNT: tl.constexpr, RESET: tl.constexpr, ADD: tl.constexpr, STORE: tl.constexpr, NORM: tl.constexpr,
+    out_eps, zero, COUNT: tl.constexpr, RESET: tl.constexpr, ADD: tl.constexpr, STORE: tl.constexpr, NORM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """`zero` is 0, which the compiler does not know: else it keeps what words were widened to from scores to mix."""
     row = tl.program_id(0).to(tl.int64)
     pair = tl.arange(0, BLOCK // 2)
     live = pair < dim // 2
@@ -121,11 +122,11 @@ def _held(
         scores = scores + (_score_pairs(sources[j], key_low, key_high, dim, eps),)
         largest = tl.maximum(largest, scores[j])
     share = tl.exp(own - largest)
-    low, high, shares = _low(total) * share, _high(total) * share, share
+    low, high, shares = _low(total ^ zero) * share, _high(total ^ zero) * share, share
     for j in tl.static_range(COUNT):
         share = tl.exp(scores[j] - largest)
-        low += _low(sources[j]) * share
-        high += _high(sources[j]) * share
+        low += _low(sources[j] ^ zero) * share
+        high += _high(sources[j] ^ zero) * share
         shares += share
     mix = _rounded(low / shares, high / shares)
     if NORM:
@@ -191,11 +192,12 @@ def attn_res_mix(
     block = triton.next_power_of_2(dim)
     args = (
         prefix, added, blocks, key_weight, norm, out, prefix.stride(0), added.stride(0), blocks.stride(0),
-        blocks.stride(1), dim, eps, out_eps, num_blocks, reset, delta is not None, store, out_weight is not None, block,
+        blocks.stride(1), dim, eps, out_eps,
     )  # fmt: skip
+    form = (num_blocks, reset, delta is not None, store, out_weight is not None, block)
     most = max(block // 256, 1)
     if held:
-        _held[(rows,)](*args, num_warps=min(most, HELD_WARPS))
+        _held[(rows,)](*args, 0, *form, num_warps=min(most, HELD_WARPS))
     else:
-        _streamed[(rows,)](*args, stages, num_warps=min(most, warps))
+        _streamed[(rows,)](*args, *form, stages, num_warps=min(most, warps))
     return out

@@ -92,7 +92,7 @@ def _move(
 def causal_conv1d(
     x: Tensor, taps: Tensor, conv_state: Tensor, slots: Tensor, cu_seqlens: Tensor, has_state: Tensor
 ) -> Tensor:
-    """See the operator. `taps` [W, C] are prepared."""
+    """See the operator. `taps` [W, C] are the weights turned."""
     rows, channels = x.shape
     width, count, known = taps.shape[0], slots.shape[0], has_state.view(torch.uint8)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)

@@ -16,9 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from k3hal.backends.triton.kernels.programs import is_amd
-
-BLOCK, BINS, LANES, LIST_LANES = 4096, 32, 256, 512
+BLOCK, BINS, LANES = 4096, 32, 256
 TOP_K, TOP_P, DRAW = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
@@ -287,7 +285,6 @@ def sample(
     )  # fmt: skip
     _choose[(rows,)](
         logits, temperature, top_k, top_p, uniform, tops, lows, bests, counts, masses, keys, ids, out,
-        stride, vocab, blocks, block, padded, BINS, BINS + 1, min(LIST_LANES, block),
-        num_warps=(8 if is_amd(device) else 16) if block == BLOCK else 1,
+        stride, vocab, blocks, block, padded, BINS, BINS + 1, lanes, num_warps=8 if block == BLOCK else 1,
     )  # fmt: skip
     return out

@@ -10,7 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from k3hal.conform.cross.budgets import problems, unused
+from k3hal.conform.cross.budgets import problems
 from k3hal.conform.cross.compile import Done, Job, run
 from k3hal.dispatch.errors import BackendError
 from k3hal.dispatch.packages import INSTALLED
@@ -21,24 +21,21 @@ FUSION = "TRITON_DEFAULT_FP_FUSION"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was compiled, in the jobs' order; `whole`: with every kernel, so that an allowance nobody needs is wrong."""
+    """What was compiled, in the jobs' order."""
 
     done: tuple[Done, ...]
     seconds: float
-    whole: bool
 
     @property
     def broken(self) -> list[str]:
-        """A line for every failure, broken budget and allowance that is not needed."""
+        """A line for every failure and broken budget."""
         lines = [f"{_where(one.job)}: {one.problem}" for one in self.done if one.problem]
-        lines += [
+        return lines + [
             f"{_where(one.job)}: {made.kernel} ({made.samples[0]}) {what}"
             for one in self.done
             for made in one.kernels
             for what in problems(made)
         ]
-        spare = unused(self.done) if self.whole else []
-        return lines + [f"allowances.toml: {a.kernel} on {'/'.join(a.targets)} spills no more" for a in spare]
 
     def to_json(self) -> dict[str, Any]:
         kernels = [

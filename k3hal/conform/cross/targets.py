@@ -50,7 +50,7 @@ _MMA = ("wgmma.mma_async", "mma.sync", "tcgen05.mma")
 TARGETS = {
     target.arch: target
     for target in (
-        CrossTarget("gfx942", "hip", "gfx942", 64, "mi300x", 304, 64 * KIB, ("v_mfma",)),
+        CrossTarget("gfx942", "hip", "gfx942", 64, "mi300x", 304, 64 * KIB, ("v_mfma",), spills_checked=True),
         CrossTarget("gfx950", "hip", "gfx950", 64, "mi355x", 256, 160 * KIB, ("v_mfma",), spills_checked=True),
         CrossTarget("sm_80", "cuda", 80, 32, "h100", 108, 163 * KIB, _MMA),
         CrossTarget("sm_90", "cuda", 90, 32, "h200", 132, 227 * KIB, _MMA, spills_checked=True),
