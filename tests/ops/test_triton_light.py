@@ -110,9 +110,10 @@ def test_sampling_from_the_vocabulary_of_k3_compiles(target: str) -> None:
     }  # fmt: skip
     sizes = {"BLOCK": sample.BLOCK, "BLOCKS": 64, "BINS": sample.BINS}
     weigh = compile_for(sample._weigh, target, types, {**sizes, "LANES": sample.LANES}, warps=8)
-    choose = compile_for(sample._choose, target, types, {**sizes, "WIDTH": 33, "LANES": sample.LANES}, warps=8)
-    # 32 ranges in fp64 are close to all the registers of 8 warps: with strides of no known divisor a few go to the stack.
-    assert weigh.spills == 0 and choose.spills <= (16 if target.startswith("sm") else 0)
+    sizes |= {"BLOCK": sample.LISTED, "WIDTH": 33, "LANES": sample.LANES}
+    choose = compile_for(sample._choose, target, types, sizes, warps=8)
+    # Here the compiler knows no divisor of a stride, as it does where the kernel is launched and nothing is spilled.
+    assert weigh.spills == 0 and choose.spills <= (16 if target == "sm_100" else 0)
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK, BINS, LANES = 4096, 32, 256
+BLOCK, LISTED, BINS, LANES = 4096, 2048, 32, 256
 TOP_K, TOP_P, DRAW = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
@@ -285,6 +285,6 @@ def sample(
     )  # fmt: skip
     _choose[(rows,)](
         logits, temperature, top_k, top_p, uniform, tops, lows, bests, counts, masses, keys, ids, out,
-        stride, vocab, blocks, block, padded, BINS, BINS + 1, lanes, num_warps=8 if block == BLOCK else 1,
+        stride, vocab, blocks, min(block, LISTED), padded, BINS, BINS + 1, lanes, num_warps=8 if block == BLOCK else 1,
     )  # fmt: skip
     return out
