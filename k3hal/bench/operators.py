@@ -62,8 +62,9 @@ def operator_tables(report: Mapping[str, Any]) -> list[Table]:
 
 def _row(row: Mapping[str, Any], ceilings: Mapping[str, Any]) -> tuple[str, ...]:
     name = f"{row['op']} {row['case'].removeprefix(row['op'] + '-')}"
+    problems = [*row["problems"], *(t["problem"] for t in row["tensors"] if t["problem"])]
     if not row["seconds"]:
-        why = "; ".join([*row["problems"], *(t["problem"] for t in row["tensors"] if t["problem"]), row["why"]])
+        why = "; ".join([*problems, row["why"]])
         return (name, row["provider"], row["status"], "", "", "", "", "", why.strip("; ")[:120].replace("|", "/"))
     limit = ceilings[row["dtype"]]
     seconds = row["seconds"]
@@ -76,7 +77,7 @@ def _row(row: Mapping[str, Any], ceilings: Mapping[str, Any]) -> tuple[str, ...]
         f"{100 * row['flops'] / seconds / limit['flops_per_s']:.0f} %",
         micro(row["in_a_row"]) if row["in_a_row"] else "",
         f"{row['spread']:.2f}",
-        how(row),
+        how(row) + (f"; it fails: {problems[0][:80]}".replace("|", "/") if problems else ""),
     )
 
 

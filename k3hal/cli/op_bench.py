@@ -57,6 +57,9 @@ def bench(
     limit: Annotated[
         float, typer.Option("--limit", metavar="S", help="Begin nothing after that, of several operators.")
     ] = 86_400.0,
+    failing: Annotated[
+        bool, typer.Option("--failing", help="Time what fails its verification too; its row says so.")
+    ] = False,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Write a roofline as FILE.png and FILE.svg.")
     ] = None,
@@ -65,7 +68,7 @@ def bench(
     device: AnyDevice = "auto",
     as_json: Json = False,
 ) -> int:
-    """Time providers of OP: each case is verified first, and only what passes is timed.
+    """Time providers of OP: each case is verified first, and only what passes is timed unless --failing is given.
 
     Several operators run in a process of their own, which a crash or a hang does not end. Exits with 1 if a provider
     failed its verification, 2 if nothing ran, 3 after a crash or a hang.
@@ -82,7 +85,7 @@ def bench(
         raise UsageError(f"--seconds is {seconds:g}", hint="above 0, at most 600")
     check_targets(save or [])
     machine, operators = _here(device), _operators(op)
-    how = _How(machine, seconds, _cache(cache, machine), seed, limit, timeout, not as_json)
+    how = _How(machine, seconds, _cache(cache, machine), seed, limit, timeout, failing, not as_json)
     if case:
         result = _bench_files(operators, case, provider, how)
     else:
@@ -135,6 +138,7 @@ class _How:
     seed: int
     limit: float
     timeout: float
+    failing: bool
     shown: bool
 
     def note(self, what: Timing | Ceilings) -> None:
@@ -177,7 +181,7 @@ def _bench_samples(
         for one, call in zip(samples, calls, strict=True):
             tuned = [] if provider else _tuned(call)
             keys += [(operator.name, one.name, one.dtype, name) for name in (*names, *tuned)]
-    job = BenchJob(tuple(keys), how.device.id, how.seconds, how.cache, how.seed, how.limit)
+    job = BenchJob(tuple(keys), how.device.id, how.seconds, how.cache, how.seed, how.limit, how.failing)
     return run_here(job, how.note) if len(operators) == 1 else run_isolated(job, how.timeout, how.note)
 
 
@@ -257,7 +261,7 @@ def _bench_files(operators: Sequence[Operator], files: Sequence[Path], provider:
     for limit in ceilings.values():
         how.note(limit)
     timings = []
-    for timing in bench_cases(cases, names, how.device, ceilings, how.seconds, how.cache):
+    for timing in bench_cases(cases, names, how.device, ceilings, how.seconds, how.cache, failing=how.failing):
         timings.append(timing)
         how.note(timing)
     return BenchResult(timings, ceilings, [])
@@ -285,5 +289,5 @@ def _line(timing: Timing) -> str:
     return (
         f"{head} {1e6 * timing.seconds:10.1f} us  {timing.flops / timing.seconds / 1e9:8.2f} GFLOP/s  "
         f"{timing.bytes / timing.seconds / 1e9:8.2f} GB/s  {100 * timing.roofline:5.1f} % of the roofline{floor}  "
-        f"spread {timing.spread:.2f}{launched}"
+        f"spread {timing.spread:.2f}{launched}" + ("" if verdict.ok else f"  {verdict.status}: {verdict.reasons[0]}")
     )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from k3hal.dispatch.device import DeviceDescription
     from k3hal.dispatch.operator import Operator, Sample
 
-_OF_RUNS = ("provider", "case", "seed", "seconds", "cache", "timeout", "limit", "plot")
+_OF_RUNS = ("provider", "case", "seed", "seconds", "cache", "timeout", "limit", "failing", "plot")
 """Flags that say what runs or how, and mean nothing where nothing does."""
 
 

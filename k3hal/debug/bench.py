@@ -21,7 +21,7 @@ from k3hal.debug.rotation import Cache, RotatedCalls
 from k3hal.debug.target import Target, find_target, peer_of
 from k3hal.debug.verdict import Verdict
 from k3hal.dispatch.device import DeviceDescription
-from k3hal.dispatch.errors import DispatchError
+from k3hal.dispatch.errors import DispatchError, UsageError
 from k3hal.dispatch.probe import probe
 from k3hal.dispatch.registry import get_operator
 from k3hal.dispatch.runtime import DeviceRuntime, runtime_for
@@ -29,7 +29,8 @@ from k3hal.dispatch.runtime import DeviceRuntime, runtime_for
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One provider on one case. `verdict` is of the same call; `seconds` is None unless it passed.
+    """One provider on one case. `verdict` is of the same call; `seconds` is None unless it passed, or failed and was to
+    be timed all the same.
 
     `seconds` is the median of several samples, `spread` the largest over the smallest (the ninth decile over the first
     on an accelerator). `flops` and `bytes` are the operator's own count of the least work; `floor` are the seconds a
@@ -73,14 +74,16 @@ def bench_cases(
     ceilings: Mapping[str, Ceilings],
     budget: float,
     cache: Cache = "cold",
+    *,
+    failing: bool = False,
 ) -> Iterator[Timing]:
     """Verify every provider on every case and time those that pass, for about `budget` seconds each.
 
-    `ceilings` are those of each case's dtype. On a CPU everything is timed with warm caches.
+    `ceilings` are those of each case's dtype. On a CPU everything is timed with warm caches. `failing` as `CaseBench`.
     """
     providers = list(providers)
     for case in cases:
-        bench = CaseBench(case, device, budget, cache)
+        bench = CaseBench(case, device, budget, cache, failing=failing)
         for provider in providers:
             yield bench.timing(provider, ceilings[case.dtype])
 
@@ -88,11 +91,14 @@ def bench_cases(
 class CaseBench:
     """One case, and its golden once for all providers.
 
-    What is of full size is judged where it runs: by the reference in fp64, on the device.
+    What is of full size is judged where it runs: by the reference in fp64, on the device. With `failing` what runs and
+    is wrong is timed as well.
     """
 
-    def __init__(self, case: Case, device: DeviceDescription, budget: float, cache: Cache = "cold") -> None:
-        self._runtime, self._device, self._budget = runtime_for(device), device, budget
+    def __init__(
+        self, case: Case, device: DeviceDescription, budget: float, cache: Cache = "cold", *, failing: bool = False
+    ) -> None:
+        self._runtime, self._device, self._budget, self._failing = runtime_for(device), device, budget, failing
         self._cache: Cache = cache
         self._cost = get_operator(case.op).cost(**case.args)
         # Ties are settled on the host, but for what is too large for it.
@@ -103,16 +109,16 @@ class CaseBench:
         self._golden: Mapping[str, Tensor] | None = None
 
     def timing(self, provider: str, ceilings: Ceilings) -> Timing:
-        """The provider's verdict, and its times if it is right."""
+        """The provider's verdict, and its times if it is right or `failing` ones are timed."""
         target = None
         try:
             target = find_target(self._case, provider, self._device)
             verdict = self._verdict(target)
-        except DispatchError as error:
+        except (DispatchError, UsageError) as error:  # of a tactic that another operator's provider has, say
             verdict = Verdict(self._case.op, provider, self._case.id, "NotSupported", (str(error),))
         floor = self._cost.bytes / ceilings.bytes_per_s
         timing = Timing(verdict, self._cost.flops, self._cost.bytes, floor=floor, dtype=self._case.dtype)
-        if target is None or not verdict.ok:
+        if target is None or not (verdict.ok or (self._failing and verdict.status == "Fail")):
             return timing
         timing = self._timed(timing, target)
         # Graphs and copies go before the next ones come.

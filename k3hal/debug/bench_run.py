@@ -31,7 +31,7 @@ Note = Callable[[Timing | Ceilings], None]
 @dataclass(frozen=True, slots=True)
 class BenchJob:
     """What is to be timed, in order; `seconds` for each. What begins more than `limit` seconds after the start is left
-    out."""
+    out. `failing` as `CaseBench` has it."""
 
     keys: tuple[Key, ...]
     device: str
@@ -39,6 +39,7 @@ class BenchJob:
     cache: Cache = "cold"
     seed: int = 0
     limit: float = 86_400.0
+    failing: bool = False
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> BenchJob:
@@ -71,7 +72,8 @@ def run_job(job: BenchJob, say: Say) -> None:
             say({"ceilings": asdict(ceilings[dtype])})
         if made is None or made[0][:3] != key[:3]:
             made = None  # its tensors go before the next ones come
-            made = key, CaseBench(_case(op, sample, dtype, job.seed), device, job.seconds, job.cache)
+            case = _case(op, sample, dtype, job.seed)
+            made = key, CaseBench(case, device, job.seconds, job.cache, failing=job.failing)
         say({"timing": made[1].timing(provider, ceilings[dtype]).to_json()})
 
 

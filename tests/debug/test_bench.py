@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from k3hal.cli import main
+from k3hal.bench.operators import operator_tables, operators_report
+from k3hal.cli import main, op_bench
 from k3hal.debug import bench, bench_run, ceilings
 from k3hal.debug.bench import bench_cases
 from k3hal.debug.case import Case
@@ -54,6 +55,23 @@ def test_an_output_that_fails_is_never_timed(case_of: MakeCase, monkeypatch: pyt
     (timing,) = bench_cases([case], ["cpu"], probe("cpu"), {"float32": Ceilings(1e9, 1e9, "float32", 1)}, 0.01)
     assert timing.seconds is None
     assert timing.to_json()["seconds"] is None
+
+
+def test_a_wrong_output_is_timed_where_that_is_asked_for(case_of: MakeCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = case_of("rms_norm", "plain", "float32")
+    monkeypatch.setattr(bench, "check", lambda *_, **__: Verdict("rms_norm", "cpu.rows", case.id, "Fail", ("wrong",)))
+    limits = {"float32": Ceilings(1e9, 1e9, "float32", 1)}
+    (timing,) = bench_cases([case], ["cpu"], probe("cpu"), limits, 0.01, failing=True)
+    assert timing.seconds and timing.verdict.status == "Fail" and "Fail: wrong" in op_bench._line(timing)
+    report = operators_report("rms_norm", probe("cpu"), limits, [timing])
+    assert report["results"][0]["status"] == "Fail"
+    assert "it fails: wrong" in operator_tables(report)[0].markdown()
+
+
+def test_a_tactic_of_another_operator_is_a_row() -> None:
+    key = ("rms_norm", "plain", "float32", "cpu.rows:warps4")
+    (timing,) = bench_run.run_here(bench_run.BenchJob((key,), "cpu", 0.01), lambda _: None).timings
+    assert timing.verdict.status == "NotSupported" and "warps4" in timing.verdict.problems[0]
 
 
 def test_the_table_shows_the_share_of_the_roofline(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,11 +16,13 @@ from k3hal.backends.triton.kernels.programs import jit_for_any
 
 @triton.jit
 def dot(a, b, HOW: tl.constexpr):
-    """A product with fp32 sums. `exact`: of fp32 operands. `half`: of operands rounded to half precision, for what is
-    at most about 1. `tf32`: of any size, to 11 bits. `split`: of any size, each operand as the sum of two in bfloat16,
-    which keeps 16 bits."""
+    """A product with fp32 sums. `exact`: of fp32 operands. `triple`: of operands that are sums of two in tf32, which
+    keep 21 bits. `half`: of operands rounded to half precision, for what is at most about 1. `tf32`: of any size, to 11
+    bits. `split`: of any size, each operand as the sum of two in bfloat16, which keeps 16 bits."""
     if HOW == "exact":
         return tl.dot(a, b, input_precision="ieee")
+    elif HOW == "triple":
+        return tl.dot(a, b, input_precision="tf32x3")
     elif HOW == "tf32":
         return tl.dot(_nearest(a), _nearest(b), input_precision="tf32")
     elif HOW == "half":
@@ -61,6 +63,8 @@ def dot_stored(stored, size, at, b, FLIPPED: tl.constexpr, HOW: tl.constexpr):
     high = tl.trans(high) if FLIPPED else high
     if HOW == "exact":
         return tl.dot(high, b, input_precision="ieee")
+    elif HOW == "triple":
+        return tl.dot(high, b, input_precision="tf32x3")
     else:
         b_high, b_low = split(b)
         rest = tl.dot(high, b_low)

@@ -37,6 +37,7 @@ class Tiles:
     operand_registers: int = 255
     sweep_warps: int = 8
     segments: int = 0
+    exact: str = "exact"
 
 
 EXACT = Tiles(part=32, columns=16, scan_warps=8, stages=1)
@@ -78,7 +79,7 @@ def _products(
         *tensors, *weights, of.slots, of.starts, of.known, w, u, q_decayed, n, m, keep,
         *(x.stride(0) for x in tensors), weights[3].stride(0), count, heads, lower_bound or 0.0,
         fused, lower_bound is not None, taps.shape[0] if fused else 2, dim, min(tiles.part, dim), chunk, base,
-        "exact" if exact else "half", "exact" if exact else "split", num_warps=tiles.warps, num_stages=1,
+        tiles.exact if exact else "half", tiles.exact if exact else "split", num_warps=tiles.warps, num_stages=1,
     )  # fmt: skip
     return w, u, q_decayed, n, m, keep
 
@@ -100,7 +101,7 @@ def kda_chunk(
     has_state: Tensor,
     tiles: Tiles,
 ) -> Tensor:
-    """See the operator. All products are exact: nothing here rounds its inputs, so a state is judged as fp32."""
+    """See the operator. All products are of fp32: nothing here rounds its inputs, so a state is judged as fp32."""
     rows, heads, dim = v.shape
     out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     of, count = _Sequences(slots, cu_seqlens, has_state.view(torch.uint8)), slots.shape[0]
@@ -112,7 +113,7 @@ def kda_chunk(
     chunk_scan[(dim // columns, heads, count + 1)](
         *products, state, slots, cu_seqlens, of.known, q, state, v, g, out,
         state.stride(0), 0, 0, 0, count, rows, heads, 0.0,
-        False, False, 2, 1, dim, tiles.chunk, columns, "exact", "exact", _stages(tiles, v.device),
+        False, False, 2, 1, dim, tiles.chunk, columns, tiles.exact, tiles.exact, _stages(tiles, v.device),
         num_warps=tiles.scan_warps,
     )  # fmt: skip
     return out
