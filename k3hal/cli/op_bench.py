@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from k3hal.cli.common import Json, Save
+from k3hal.cli.conform import EXIT_INTERRUPTED, EXIT_TERMINATED
 from k3hal.cli.op_cases import CaseFiles, DTypes, SampleNames, Seed, Tags
 from k3hal.cli.output import print_json
 from k3hal.dispatch.call import Call
@@ -71,13 +73,15 @@ def bench(
     """Time providers of OP: each case is verified first, and only what passes is timed unless --failing is given.
 
     Several operators run in a process of their own, which a crash or a hang does not end. Exits with 1 if a provider
-    failed its verification, 2 if nothing ran, 3 after a crash or a hang.
+    failed its verification, 2 if nothing ran, 3 after a crash or a hang. Ctrl-C and SIGTERM end it: what was timed is
+    shown and saved, and it exits with 130 or 143.
     """
     if model_only:
         return _model_only(ctx, op, (sample, tag, dtype), save or [], device, as_json)
     from k3hal.bench.operators import SCHEMA, operators_report
     from k3hal.bench.save import check_targets
     from k3hal.bench.save import save as keep
+    from k3hal.debug.bench_run import BenchResult
     from k3hal.debug.roofline import save_roofline
     from k3hal.debug.verdict import exit_code
 
@@ -86,10 +90,12 @@ def bench(
     check_targets(save or [])
     machine, operators = _here(device), _operators(op)
     how = _How(machine, seconds, _cache(cache, machine), seed, limit, timeout, failing, not as_json)
-    if case:
-        result = _bench_files(operators, case, provider, how)
-    else:
-        result = _bench_samples(operators, (sample, tag, dtype), provider, how)
+    result = BenchResult([], {}, [])
+    stopped = _until_stopped(
+        partial(_bench_files, operators, case, provider, how, result)
+        if case
+        else partial(_bench_samples, operators, (sample, tag, dtype), provider, how, result)
+    )
     title = f"{op} on {machine.title or machine.id}"
     files = save_roofline(result.timings, result.ceilings, title, plot) if plot else []
     report = operators_report(op, machine, result.ceilings, result.timings, result.left_out)
@@ -97,7 +103,20 @@ def bench(
         keep({"schema": SCHEMA, **report}, target)
     if as_json:
         print_json(SCHEMA, {**report, "plots": [str(f) for f in files]})
-    return exit_code([timing.verdict.status for timing in result.timings])
+    return stopped or exit_code([timing.verdict.status for timing in result.timings])
+
+
+def _until_stopped(work: Callable[[], object]) -> int:
+    """The exit code of who was told to stop, 0 of who came to an end."""
+    from k3hal.conform.processes import Terminated, terminable
+
+    try:
+        with terminable():
+            work()
+    except KeyboardInterrupt as stop:
+        typer.echo("interrupted: what was timed is kept", err=True)
+        return EXIT_TERMINATED if isinstance(stop, Terminated) else EXIT_INTERRUPTED
+    return 0
 
 
 def _here(device: str) -> DeviceDescription:
@@ -169,8 +188,12 @@ def _cache(asked: str, machine: DeviceDescription) -> Cache:
 
 
 def _bench_samples(
-    operators: Sequence[Operator], filters: Sequence[list[str] | None], provider: str, how: _How
-) -> BenchResult:
+    operators: Sequence[Operator],
+    filters: Sequence[list[str] | None],
+    provider: str,
+    how: _How,
+    into: BenchResult,
+) -> None:
     from k3hal.debug.bench_run import BenchJob, run_here, run_isolated
 
     keys = []
@@ -182,7 +205,10 @@ def _bench_samples(
             tuned = [] if provider else _tuned(call)
             keys += [(operator.name, one.name, one.dtype, name) for name in (*names, *tuned)]
     job = BenchJob(tuple(keys), how.device.id, how.seconds, how.cache, how.seed, how.limit, how.failing)
-    return run_here(job, how.note) if len(operators) == 1 else run_isolated(job, how.timeout, how.note)
+    if len(operators) == 1:
+        run_here(job, how.note, into)
+    else:
+        run_isolated(job, how.timeout, how.note, into)
 
 
 def _samples(
@@ -246,10 +272,11 @@ def _tuned(call: Call) -> list[str]:
     return [f"{chosen.id}:{decision.tactic}"] if chosen and decision.tactic != DEFAULT else []
 
 
-def _bench_files(operators: Sequence[Operator], files: Sequence[Path], provider: str, how: _How) -> BenchResult:
+def _bench_files(
+    operators: Sequence[Operator], files: Sequence[Path], provider: str, how: _How, into: BenchResult
+) -> None:
     from k3hal.cli.op_cases import cases_of
     from k3hal.debug.bench import bench_cases
-    from k3hal.debug.bench_run import BenchResult
     from k3hal.debug.ceilings import measure_ceilings
 
     if len(operators) > 1:
@@ -257,14 +284,12 @@ def _bench_files(operators: Sequence[Operator], files: Sequence[Path], provider:
     op = operators[0].name
     cases = list(cases_of(op, names=None, tags=None, dtypes=None, files=files))
     names = _providers(op, provider, how.device, [case.call(how.device) for case in cases], alone=True)
-    ceilings = {kind: measure_ceilings(how.device, kind) for kind in dict.fromkeys(case.dtype for case in cases)}
-    for limit in ceilings.values():
+    into.ceilings |= {kind: measure_ceilings(how.device, kind) for kind in dict.fromkeys(case.dtype for case in cases)}
+    for limit in into.ceilings.values():
         how.note(limit)
-    timings = []
-    for timing in bench_cases(cases, names, how.device, ceilings, how.seconds, how.cache, failing=how.failing):
-        timings.append(timing)
+    for timing in bench_cases(cases, names, how.device, into.ceilings, how.seconds, how.cache, failing=how.failing):
+        into.timings.append(timing)
         how.note(timing)
-    return BenchResult(timings, ceilings, [])
 
 
 def _ceilings_line(limit: Any, machine: DeviceDescription) -> str:

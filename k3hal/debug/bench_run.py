@@ -82,14 +82,18 @@ def _case(op: str, sample: str, dtype: str, seed: int) -> Case:
     return sample_case(get_operator(op), found, seed)
 
 
-def run_here(job: BenchJob, note: Note) -> BenchResult:
-    """Run it in this process."""
-    result = BenchResult([], {}, [])
+def run_here(job: BenchJob, note: Note, into: BenchResult | None = None) -> BenchResult:
+    """Run it in this process. What is interrupted leaves `into`, which it fills, as far as it came."""
+    result, left = into or BenchResult([], {}, []), list(job.keys)
 
     def say(said: Mapping[str, Any]) -> None:
-        _take(result, said, note)
+        if _take(result, said, note):
+            left.pop(0)
 
-    run_job(job, say)
+    try:
+        run_job(job, say)
+    finally:
+        result.left_out += left
     return result
 
 
@@ -108,10 +112,20 @@ def _take(result: BenchResult, said: Mapping[str, Any], note: Note) -> bool:
     return "timing" in said or "left_out" in said
 
 
-def run_isolated(job: BenchJob, timeout: float, note: Note) -> BenchResult:
+def run_isolated(job: BenchJob, timeout: float, note: Note, into: BenchResult | None = None) -> BenchResult:
     """Run it in a child process. Where that dies, or says nothing for `timeout` seconds, the one at work is a Crash or
-    a Timeout, and a new child goes on with the next."""
-    result, left, begun = BenchResult([], {}, []), list(job.keys), time.monotonic()
+    a Timeout, and a new child goes on with the next. `into` as `run_here`."""
+    result, left = into or BenchResult([], {}, []), list(job.keys)
+    try:
+        _run_all(job, left, timeout, note, result)
+    finally:
+        result.left_out += left
+    return result
+
+
+def _run_all(job: BenchJob, left: list[Key], timeout: float, note: Note, result: BenchResult) -> None:
+    """Take from `left` what is done with, until nothing is."""
+    begun = time.monotonic()
     while left:
         rest = replace(job, keys=tuple(left), limit=max(0.0, job.limit - (time.monotonic() - begun)))
         ended: tuple[Status, str] = ("Crash", "it ended early and said nothing")
@@ -126,7 +140,6 @@ def run_isolated(job: BenchJob, timeout: float, note: Note) -> BenchResult:
             bad = Timing(Verdict(op, provider, name, ended[0], (ended[1],)), 0.0, 0.0, dtype=dtype)
             result.timings.append(bad)
             note(bad)
-    return result
 
 
 def _child(job: BenchJob, timeout: float) -> Iterator[Mapping[str, Any]]:

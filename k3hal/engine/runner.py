@@ -252,8 +252,8 @@ class ModelRunner:
         batch = build_batch(plan, self._step_metadata, page_tokens, self._staging, last, all_logits=all_logits)
         if self._observers:
             return self._observed(plan, batch), batch
-        in_pieces = self._pieces is not None and plan.num_tokens <= self._pieces.most
-        forward = self._pieces.forward if in_pieces else self.model.forward
+        pieces = self._pieces
+        forward = pieces.forward if pieces and plan.num_tokens <= pieces.most else self.model.forward
         return forward(batch, self.arena.views), batch
 
     def _begin(self, plan: StepPlan) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,3 +161,19 @@ def test_what_dies_or_hangs_does_not_end_the_others(monkeypatch: pytest.MonkeyPa
         ("op-dies-float32", "Crash", ("ended with code 1: out of luck",)),
         ("op-hangs-float32", "Timeout", ("said nothing for 2 s",)),
     ]
+
+
+def test_what_was_timed_is_kept_when_it_is_ended(tmp_path: Path) -> None:
+    """A real process, told to end after its first line."""
+    kept, pipe = tmp_path / "ops.json", subprocess.PIPE
+    words = ("silu_and_mul,situ_and_mul", "--device", "cpu", "--seconds", "1", "--save", str(kept))
+    command = [sys.executable, "-P", "-m", "k3hal.cli", "op", "bench", *words]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as run:
+        assert run.stdout and run.stderr
+        line = next(line for line in run.stdout if " us " in line)
+        run.terminate()
+        _, errors = run.communicate(timeout=60)
+    assert run.returncode == 143 and errors == "interrupted: what was timed is kept\n"
+    report = json.loads(kept.read_text("utf-8"))
+    assert line.split()[0] in {row["provider"] for row in report["results"] if row["seconds"]} and report["left_out"]
