@@ -78,11 +78,8 @@ def bench(
     """
     if model_only:
         return _model_only(ctx, op, (sample, tag, dtype), save or [], device, as_json)
-    from k3hal.bench.operators import SCHEMA, operators_report
     from k3hal.bench.save import check_targets
-    from k3hal.bench.save import save as keep
     from k3hal.debug.bench_run import BenchResult
-    from k3hal.debug.roofline import save_roofline
     from k3hal.debug.verdict import exit_code
 
     if not 0 < seconds <= 600:
@@ -96,14 +93,24 @@ def bench(
         if case
         else partial(_bench_samples, operators, (sample, tag, dtype), provider, how, result)
     )
+    _kept(op, machine, result, plot, save or [], as_json)
+    return stopped or exit_code([timing.verdict.status for timing in result.timings])
+
+
+def _kept(
+    op: str, machine: DeviceDescription, result: BenchResult, plot: Path | None, save: Sequence[Path], as_json: bool
+) -> None:
+    from k3hal.bench.operators import SCHEMA, operators_report
+    from k3hal.bench.save import save as keep
+    from k3hal.debug.roofline import save_roofline
+
     title = f"{op} on {machine.title or machine.id}"
     files = save_roofline(result.timings, result.ceilings, title, plot) if plot else []
     report = operators_report(op, machine, result.ceilings, result.timings, result.left_out)
-    for target in save or []:
+    for target in save:
         keep({"schema": SCHEMA, **report}, target)
     if as_json:
         print_json(SCHEMA, {**report, "plots": [str(f) for f in files]})
-    return stopped or exit_code([timing.verdict.status for timing in result.timings])
 
 
 def _until_stopped(work: Callable[[], object]) -> int:
