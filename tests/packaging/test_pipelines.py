@@ -52,6 +52,8 @@ def test_help_names_every_argument(vendor: str) -> None:
         (["--quik"], {}, "--quik is not understood"),
         (["--quick", "--bump"], {}, "--quick raises no level"),
         ([], {"INSTALL": "no", "VENV": "/nowhere"}, "/nowhere has no Python"),
+        ([], {"LIMIT": "an hour"}, "LIMIT is 'an hour', expected seconds"),
+        ([], {"TIMEOUT": "-1"}, "TIMEOUT is '-1', expected seconds"),
         ([], {"OUT": "/dev/null/out"}, "OUT: no folder can be written at /dev/null/out"),
         ([], {"WHEELS": "/nowhere"}, "WHEELS: there is no folder /nowhere"),
         ([], {"WHEELS": "/", "PYTHON": "no-such-python"}, "PYTHON: there is no no-such-python"),

@@ -12,7 +12,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from io import BytesIO
 from pathlib import Path
+from tokenize import detect_encoding
 
 from k3hal.errors import InputError, UsageError
 
@@ -135,9 +137,13 @@ def _installed(name: str) -> Source:
 
 
 def _decoded(read: Callable[[], bytes], where: str) -> str:
+    """Text in UTF-8, or in the encoding that a Python source names in its first lines."""
     with _readable(where):
         content = read()
     try:
-        return content.decode("utf-8")
+        encoding, _ = detect_encoding(BytesIO(content).readline)
+        return content.decode(encoding)
+    except SyntaxError as error:  # of its first two lines, or of the encoding's name
+        raise InputError(f"{where} is not UTF-8: {error.msg}") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{where} is not UTF-8: {error.reason} at byte {error.start}") from error
