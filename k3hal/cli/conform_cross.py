@@ -64,6 +64,7 @@ def cross_compile(
     todo = compiler.jobs(chosen, lambda name: fnmatchcase(name, op), tactics=tactics)
     if not todo:
         raise UnsupportedError(f"no operator that matches {op!r} has a Triton provider")
+    run.check_cache()
     start = perf_counter()
     with Bar() as note:
         done = run.compile_all(todo, jobs or min(os.cpu_count() or 1, len(todo)), note)

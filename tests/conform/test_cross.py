@@ -192,3 +192,9 @@ def test_an_operator_without_triton_kernels_and_the_interpreter_are_refused() ->
     done = _run("--op", "rms_norm", TRITON_INTERPRET="1")
     assert (done.returncode, "kernels are interpreted and not compiled" in done.stderr) == (4, True)
     assert "Traceback" not in done.stderr
+
+
+def test_a_cache_that_cannot_be_written_is_refused_before_anything_is_compiled() -> None:
+    done = _run("--op", "rms_norm", TRITON_CACHE_DIR="/dev/null/cache")
+    assert done.returncode == 4 and done.stdout == "" and len(done.stderr.splitlines()) <= 2
+    assert "Triton's cache /dev/null/cache cannot be written: Not a directory" in done.stderr

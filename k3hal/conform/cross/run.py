@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from k3hal.conform.cross.budgets import problems
 from k3hal.conform.cross.compile import Done, Job, run
-from k3hal.dispatch.errors import BackendError
+from k3hal.dispatch.errors import BackendError, UsageError
 from k3hal.dispatch.packages import INSTALLED
 
 SCHEMA = "k3hal.conform_cross/1"
@@ -61,6 +63,20 @@ class Report:
 def _where(job: Job) -> str:
     tactic = "" if job.tactic == "default" else f":{job.tactic}"
     return f"{job.op}, {job.provider}{tactic} on {job.target}"
+
+
+def check_cache() -> None:
+    """Raise `UsageError` where Triton cannot keep what it compiles: else every kernel would seem broken."""
+    from triton import knobs
+
+    folder = Path(knobs.cache.dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        hint = "name another folder in TRITON_CACHE_DIR"
+        raise UsageError(f"Triton's cache {folder} cannot be written: {error.strerror}", hint=hint) from error
 
 
 def compile_all(todo: Sequence[Job], processes: int, note: Callable[[int, int, str], None]) -> tuple[Done, ...]:
