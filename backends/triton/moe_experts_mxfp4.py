@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
+from packaging.version import Version
 from torch import Tensor
 
 from k3hal.backends.triton._experts import PACKED, Cut, other_cuts
 from k3hal.backends.triton._mxfp4 import pack
 from k3hal.backends.triton._triton import NEEDS, kernels, runs
 from k3hal.dispatch import provides
+from k3hal.dispatch.packages import INSTALLED
+
+TALLEST = 64
+"""Choices of a tile where 128 do not compile."""
+
+
+@cache
+def tall_tiles_compile(arch: str, triton: str) -> bool:
+    """Triton before 3.9 gives sums of 128 by 128 all of Blackwell's tensor memory, and makes a kernel that does nothing
+    of a product whose weights want some of it too, without a word (3.6.0, 3.7.1 and 3.8.0 for sm_100)."""
+    return not arch.startswith("sm_10") or Version(triton) >= Version("3.9")
 
 
 def packed(w13: Tensor, w13_scale: Tensor, w2: Tensor, w2_scale: Tensor) -> Mapping[str, Any]:
@@ -33,8 +47,12 @@ def _cut(cut: Cut) -> Callable[..., Tensor]:
         linear_beta: float,
     ) -> Tensor:
         """See the operator. The activation is rounded to x dtype between the GEMMs."""
+        from k3hal.backends.triton.kernels.programs import arch
+
+        fits = tall_tiles_compile(arch(x.device), INSTALLED["triton"])
+        mine = cut if fits else replace(cut, tallest=min(cut.tallest, TALLEST))
         return kernels("experts").sum_of_experts(
-            x, ids, weights, w13, w13_scale, w2, w2_scale, activation, (beta, linear_beta), cut
+            x, ids, weights, w13, w13_scale, w2, w2_scale, activation, (beta, linear_beta), mine
         )
 
     return moe_experts_mxfp4

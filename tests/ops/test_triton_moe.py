@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 import pytest
 import torch
@@ -97,3 +98,28 @@ def test_routing_and_sorting_compile(target: str) -> None:
     assert compile_for(tiling.tiles_of_few, target, types, few, warps=4).spills == 0
     many = {"EXPERTS": 896, "EXPERTS_BLOCK": 1024, "TOP_K": 16, "BT": 64, "BLOCK": 2048}
     assert compile_for(tiling.tiles_of_many, target, types, many, warps=4).spills == 0
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("arch", "triton", "tallest"),
+    [
+        ("sm_100", "3.8.0", 64), ("sm_103", "3.6.0", 64), ("sm_100", "3.9.0", 128), ("sm_90", "3.6.0", 128),
+        ("sm_120", "3.7.1", 128), ("gfx950", "3.7.1", 128), ("", "3.7.1", 128),
+    ],
+)  # fmt: skip
+def test_no_tile_is_taller_than_compiles(arch: str, triton: str, tallest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of taller ones Triton made kernels that do nothing."""
+    from k3hal.backends.triton import moe_experts_mxfp4 as experts
+    from k3hal.backends.triton.kernels import programs
+
+    class Launched:
+        @staticmethod
+        def sum_of_experts(*args: Any) -> Any:
+            return args[-1]
+
+    monkeypatch.setattr(programs, "arch", lambda _: arch)
+    monkeypatch.setattr(experts, "INSTALLED", {"triton": triton})
+    monkeypatch.setattr(experts, "kernels", lambda _: Launched)
+    x = torch.empty(0)
+    assert experts._cut(experts.PACKED)(x, x, x, x, x, x, x, "situ", 1.0, 1.0).tallest == tallest
