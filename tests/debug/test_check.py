@@ -265,6 +265,15 @@ def test_nan_is_not_infinity_and_infinity_has_a_sign() -> None:
         assert "NaN and the infinities differ" in compare(torch.tensor(odd), golden_of).problem
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (1,), (), (0, 4), (2, 3)])
+def test_one_element_of_any_stride_is_compared(shape: tuple[int, ...]) -> None:
+    odd = torch.empty_strided(shape, [3 * (i + 1) for i in range(len(shape))]).fill_(2.5)
+    assert compare(odd, odd.clone().contiguous()) == compare(odd, odd)
+    assert compare(odd, odd).peak == 0.0
+    if odd.numel():
+        assert compare(odd, odd + 1).peak > 0
+
+
 def test_without_a_cpu_provider_the_reference_is_the_peer(case_of: MakeCase) -> None:
     case, cpu = case_of("kda_verify", "one_token", "float32"), probe("cpu")
     target = replace(Target.reference(get_operator("kda_verify")), id="vendor.fused")
