@@ -226,7 +226,7 @@ def test_a_source_may_name_its_encoding(tmp_path: Path) -> None:
     (tmp_path / "named.py").write_bytes("# -*- coding: latin-1 -*-\ndef run(a, b=1): '\xe9'\n".encode("latin-1"))
     (tmp_path / "unknown.py").write_bytes(b"# -*- coding: no-such -*-\ndef run(a): ...\n")
     with opened(str(tmp_path)) as files:
-        assert [one.name for one in python_parameters(files, "named", "run")] == ["a", "b"]
+        assert [one.name for one in python_parameters(files, "named", "run") or ()] == ["a", "b"]
         with pytest.raises(InputError, match=r"unknown\.py is not UTF-8: unknown encoding"):
             python_parameters(files, "unknown", "run")
 
