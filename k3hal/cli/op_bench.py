@@ -93,7 +93,9 @@ def bench(
         if case
         else partial(_bench_samples, operators, (sample, tag, dtype), provider, how, result)
     )
-    _kept(op, machine, result, plot, save or [], as_json)
+    if result.timings or not stopped:
+        # An earlier report is not given up for an empty one.
+        _kept(op, machine, result, plot, save or [], as_json)
     return stopped or exit_code([timing.verdict.status for timing in result.timings])
 
 

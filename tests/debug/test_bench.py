@@ -163,6 +163,17 @@ def test_what_dies_or_hangs_does_not_end_the_others(monkeypatch: pytest.MonkeyPa
     ]
 
 
+def test_an_earlier_report_outlives_a_run_that_timed_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    kept = tmp_path / "ops.json"
+    kept.write_text("earlier", "utf-8")
+    monkeypatch.setattr(bench_run, "run_job", stop)
+    words = ["op", "bench", "rms_norm", "--sample", "plain", "--device", "cpu", "--save", str(kept)]
+    assert main(words) == 130 and kept.read_text("utf-8") == "earlier"
+
+
 def test_what_was_timed_is_kept_when_it_is_ended(tmp_path: Path) -> None:
     """A real process, told to end after its first line."""
     kept, pipe = tmp_path / "ops.json", subprocess.PIPE
