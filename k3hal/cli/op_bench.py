@@ -205,6 +205,8 @@ def _bench_samples(
 ) -> None:
     from k3hal.debug.bench_run import BenchJob, run_here, run_isolated
 
+    if len(operators) > 1:
+        _checked(provider, operators)
     keys = []
     for operator in operators:
         samples = _samples(operator, how.device, *filters, alone=len(operators) == 1)
@@ -248,8 +250,9 @@ def _samples(
 
 def _providers(op: str, asked: str, machine: DeviceDescription, calls: Sequence[Call], *, alone: bool) -> list[str]:
     """Those asked for, or the providers that selection may take and that run any of the calls, and on a CPU the
-    reference beside them. Raises `UsageError` for a name that is none, unless the operator is one of several."""
-    from k3hal.dispatch.overrides import parse_overrides
+    reference beside them. Raises `UsageError` for a name that is none; one of several operators takes its own names."""
+    from k3hal.dispatch.overrides import Override, parse_overrides
+    from k3hal.dispatch.provider import RESERVED
     from k3hal.dispatch.registry import default_registry
 
     registry = default_registry()
@@ -257,16 +260,28 @@ def _providers(op: str, asked: str, machine: DeviceDescription, calls: Sequence[
         mine = [p for p in registry.of(op) if registry.backends[p.backend].auto]
         found = [p.id for p in mine if any(p.answer(call) for call in calls)]
         return [*found, "reference"] if machine.vendor == "cpu" else found
-    names = []
-    for name in asked.split(","):
-        try:
+    names = asked.split(",")
+    if alone:
+        for name in names:
             parse_overrides(f"{op}={name}", "--provider", registry)
-        except UsageError:
-            if alone:
-                raise
-            continue
-        names.append(name)
-    return names
+        return names
+    mine = registry.of(op)
+    return [name for name in names if (word := name.partition(":")[0]) in RESERVED or Override("", word, "").pick(mine)]
+
+
+def _checked(asked: str, operators: Sequence[Operator]) -> None:
+    """Raises `UsageError` for a provider's name that none of the operators has."""
+    from k3hal.dispatch.overrides import Override
+    from k3hal.dispatch.provider import RESERVED
+    from k3hal.dispatch.registry import default_registry
+    from k3hal.dispatch.words import nearest
+
+    theirs = [provider for operator in operators for provider in default_registry().of(operator.name)]
+    known = {*RESERVED, *(word for p in theirs for word in (p.id, p.name, p.backend))}
+    for name in filter(None, asked.split(",")):
+        word = name.partition(":")[0]
+        if word not in RESERVED and not Override("", word, "").pick(theirs):
+            raise UsageError(f"--provider: none of these operators has a provider {name!r}", hint=nearest(word, known))
 
 
 def _tuned(call: Call) -> list[str]:

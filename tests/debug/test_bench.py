@@ -117,6 +117,7 @@ def test_the_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
         (("rms_norm", "--seconds", "0"), "--seconds is 0"),
         (("rms_norm", "--provider", "cpuu", "--sample", "plain"), "no provider is called 'cpuu'"),
         (("rms_nrom",), "unknown operator"),
+        (("s*_and_mul", "--provider", "in_place,indexd"), "none of these operators has a provider 'indexd'"),
     ],
 )
 def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], args: tuple[str, ...], message: str) -> None:
@@ -133,6 +134,10 @@ def test_several_operators_at_once_and_their_tables(capsys: pytest.CaptureFixtur
     ran = {(row["op"], row["provider"]) for row in data["results"]}
     assert ran == {(op, p) for op in ("silu_and_mul", "situ_and_mul") for p in ("reference", "cpu.in_place")}
     assert json.loads(kept.read_text("utf-8"))["results"] == data["results"]
+    mixed = _json(capsys, "situ_and_mul,mla_cache_insert", *args[1:5], "--provider", "in_place,cpu.indexed")
+    assert {(row["op"], row["provider"], row["status"]) for row in mixed["results"]} == {
+        ("situ_and_mul", "cpu.in_place", "Pass"), ("mla_cache_insert", "cpu.indexed", "Pass"),
+    }  # fmt: skip
     text = page.read_text("utf-8")
     assert "| case | provider | us | of floor | of copy | of matmul |" in text
     assert all(f"| {op} tiny-float32 | cpu.in_place |" in text for op, _ in ran)
