@@ -66,8 +66,6 @@ def trials(sizes: Sizes, arena_runs: int | None = None) -> Iterator[Trial]:
     chunk, most = min(tokens, length), min(tokens, seqs * length)
     full, many = _split(most, -(-most // chunk)), _split(most, seqs)
     decodes = _contexts(sizes, seqs)
-    rest = max(min(tokens - (seqs - 1), length - 1), 1)
-    beside = [*decodes[: seqs - 1], length - rest]
     last = min(chunk, length - 1)
     prompts = "--max-num-batched-tokens"
     steps = [
@@ -82,12 +80,13 @@ def trials(sizes: Sizes, arena_runs: int | None = None) -> Iterator[Trial]:
             [length - last],
             [last],
         ),
+        *_beside(sizes, "the largest batch", f"--max-model-len, {prompts}", decodes, [1] * seqs, 0),
+        # Scratch of prompts may be as wide as the longest of them for each: the end of a long one among short ones.
         _Step(
-            f"the end of the longest prompt ({length} tokens) beside the largest batch",
-            f"--max-model-len or {prompts}",
-            beside,
-            [*[1] * (seqs - 1), rest],
-            seqs - 1,
+            f"{len(many)} prompts in one step, one of {length} tokens",
+            f"--max-model-len, --max-num-seqs or {prompts}",
+            [length - many[0], *[0] * (len(many) - 1)],
+            many,
         ),
         *_with_drafts(sizes, decodes),
         _Step("a batch without sampling", "--max-num-seqs", decodes, [1] * seqs, seqs, sampling=False),
@@ -111,7 +110,10 @@ class _Step:
 
 
 def _with_drafts(sizes: Sizes, decodes: Sequence[int]) -> Iterator[_Step]:
-    """The largest batch with as many drafts as there may be: they take half of a step's tokens at most."""
+    """The largest batch with as many drafts as there may be, alone and beside prompts.
+
+    Drafts take half of a step's tokens at most.
+    """
     seqs, drafts = sizes.max_num_seqs, sizes.drafts
     verifying = min(seqs, sizes.max_num_batched_tokens // 2 // drafts) if drafts else 0
     most = sizes.max_model_len - 1 - drafts
@@ -121,6 +123,40 @@ def _with_drafts(sizes: Sizes, decodes: Sequence[int]) -> Iterator[_Step]:
         contexts = [min(context, most) if i >= seqs - verifying else context for i, context in enumerate(decodes[::-1])]
         new = [*[1] * (seqs - verifying), *[1 + drafts] * verifying]
         yield _Step(name, "--draft or --max-num-seqs", contexts, new, seqs - verifying, verifying)
+        yield from _beside(sizes, name, "--draft, --max-num-batched-tokens", contexts, new, verifying)
+
+
+def _beside(
+    sizes: Sizes, name: str, flags: str, contexts: Sequence[int], new: Sequence[int], verifying: int
+) -> Iterator[_Step]:
+    """A batch, `verifying` at its end, in which prompts take the place of one sequence, and of as few as fill the step.
+
+    What a step with more sequences and fewer tokens takes lies between the two.
+    """
+    seqs, length = len(new), sizes.max_model_len
+
+    def with_prompts(count: int) -> tuple[int, list[int]]:
+        """Sequences that stay, decodes left out first, and the prompts' tokens."""
+        stay = seqs - count
+        taken = stay + (new[-1] - 1) * min(verifying, stay)
+        return stay, _split(max(min(sizes.max_num_batched_tokens - taken, count * length), 0), count)
+
+    def full(count: int) -> bool:
+        return count == seqs or sum(with_prompts(count)[1]) < count * length
+
+    for count in dict.fromkeys([1, next(filter(full, range(1, seqs + 1)))]):
+        stay, prompts = with_prompts(count)
+        if stay and prompts:
+            verifies = min(verifying, stay)
+            what = "prompt" if len(prompts) == 1 else f"of {len(prompts)} prompts"
+            yield _Step(
+                f"the end of the longest {what} ({length} tokens) beside {name}",
+                f"{flags} or --max-num-seqs",
+                [*contexts[seqs - stay :], length - prompts[0], *[0] * (len(prompts) - 1)],
+                [*new[seqs - stay :], *prompts],
+                stay - verifies,
+                verifies,
+            )
 
 
 def _split(total: int, parts: int) -> list[int]:

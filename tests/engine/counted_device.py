@@ -70,16 +70,17 @@ class CountedDevice:
 
 @dataclass(frozen=True)
 class Appetite:
-    """Bytes that a step takes: for each token, sequence, token of its longest context, token times that, and row."""
+    """Bytes that a step takes: for each token, sequence, token of its longest context, token and prompt times that."""
 
     token: int = 0
     sequence: int = 0
     length: int = 0
     product: int = 0
+    padded: int = 0
     row: int = 0
     kept: int = 0
     code: int = 0
-    """`kept` stays from the first step on, `code` goes to the driver then."""
+    """`row` is for each row of logits; `kept` stays from the first step on, `code` goes to the driver then."""
 
 
 class HungryModel(FoldModel):
@@ -99,7 +100,8 @@ class HungryModel(FoldModel):
         self.steps += 1
         parts: list[Any] = [part for part in (batch.decode, batch.prefill) if part is not None]
         longest = max(part.page_table.shape[1] for part in parts) * cache.kv[0].shape[1]
-        need = eats.token * tokens + eats.length * longest + eats.product * tokens * longest
+        prompts = batch.prefill.size if batch.prefill else 0
+        need = eats.token * tokens + (eats.length + eats.product * tokens + eats.padded * prompts) * longest
         with self.device.taking(need + eats.sequence * sum(part.size for part in parts)):
             if not self.trying:
                 return super().forward(batch, cache, aux_layers)

@@ -42,7 +42,6 @@ from k3hal.engine.runner import ModelRunner
 from k3hal.engine.sampler import Sampler
 from k3hal.engine.sampling import GenerationDefaults
 from k3hal.engine.staging import Staging
-from k3hal.engine.step_plan import BEFORE_ALL
 from k3hal.engine.warmup import Sizes, trials
 from k3hal.errors import CapacityError
 from k3hal.llm import LLM
@@ -170,6 +169,7 @@ appetites = st.builds(
     sequence=st.integers(0, 2000),
     length=st.integers(0, 100),
     product=st.integers(0, 12),
+    padded=st.integers(0, 60),
     row=st.integers(0, 2000),
     kept=st.integers(0, 5000),
     code=st.integers(0, 5000),
@@ -185,6 +185,7 @@ appetites = st.builds(
     seed=st.integers(0, 100),
 )
 @example(Appetite(product=12), 60 * RUN, 64, 1, 15, 0)
+@example(Appetite(padded=60), 60 * RUN, 40, 4, 12, 0)
 @example(Appetite(token=100, length=20), 22 * RUN, None, 3, 9, 0)
 @settings(max_examples=20, deadline=None)
 def test_traffic_at_the_limits_never_runs_out_of_what_a_warm_up_found_enough(
@@ -247,6 +248,7 @@ def test_what_is_not_needed_for_steps_becomes_cache() -> None:
         (Appetite(token=10_000), {}, r"the largest prompt of one step \(16 tokens\).*--max-num-batched-tokens"),
         (Appetite(sequence=20_000), {}, r"4 prompts in one step.*--max-num-seqs"),
         (Appetite(row=20_000), {}, r"4 prompts in one step.*--max-num-seqs"),
+        (Appetite(padded=250), {}, r"4 prompts in one step, one of 64 tokens.*--max-model-len, --max-num-seqs or"),
         (Appetite(length=2_000), {}, r"up to 64 tokens.*--max-num-seqs|longest prompt \(64 tokens\).*--max-model-len"),
         (Appetite(product=50), {}, r"the end of the longest prompt \(64 tokens\).*--max-model-len"),
         (Appetite(token=2000), {}, r"GB are missing\. Weights .*workspace.*lower --max-num-batched-tokens"),
@@ -346,50 +348,6 @@ def test_without_a_trial_traffic_may_fail() -> None:
 
 
 @given(
-    seqs=st.integers(1, 300),
-    extra=st.integers(0, 600),
-    length=st.integers(2, 5000),
-    num_runs=st.integers(2, 400),
-    few=st.booleans(),
-    page_tokens=st.integers(1, 8),
-)
-@settings(max_examples=60, deadline=None)
-def test_trials_are_steps_that_a_scheduler_could_plan(
-    seqs: int, extra: int, length: int, num_runs: int, few: bool, page_tokens: int
-) -> None:
-    layout = fold_layout(page_tokens)
-    sizes = Sizes(seqs, seqs + extra, length, VOCAB, layout, num_runs)
-    runs = min(3, num_runs) if few else num_runs
-    found = [trial.plan for trial in trials(sizes, runs)]
-    assert [plan.epoch for plan in found] == sorted({plan.epoch for plan in found})
-    assert BEFORE_ALL < found[0].epoch <= found[-1].epoch < 0
-    for plan in found:
-        ends = plan.context_lens + plan.new_lens
-        assert 0 < plan.num_seqs <= seqs
-        assert plan.num_tokens == plan.new_lens.sum() <= sizes.max_num_batched_tokens
-        assert plan.new_lens.min() > 0
-        assert ends.max() <= length
-        assert (plan.new_lens[: plan.num_decodes] == 1).all()
-        assert (plan.context_lens[: plan.num_decodes] > 0).all()
-        assert plan.slots.min() > 0
-        assert plan.slots.max() < runs
-        assert plan.page_table.shape == (plan.num_seqs, layout.pages_for(int(ends.max())))
-        assert plan.page_table.max() < runs * layout.pages_per_slot
-        written = [plan.page_table[i, : layout.pages_for(int(end))] for i, end in enumerate(ends)]
-        assert min(row.min() for row in written) >= layout.pages_per_slot, "a page of the null run"
-    most = min(sizes.max_num_batched_tokens, seqs * length)
-    assert max(plan.num_tokens for plan in found) == most
-    assert max(int((plan.context_lens + plan.new_lens).max()) for plan in found) == length
-    assert max(plan.num_decodes for plan in found) == seqs
-    assert not any(plan.num_verifies for plan in found)
-    rich, plain = found[0].bindings[0].sampling, found[-1].bindings
-    assert rich.penalised
-    assert rich.logprobs
-    assert len(plain) == seqs
-    assert not any(binding.sampling.penalised or binding.constraint for binding in plain)
-
-
-@given(
     weights=st.integers(0, 200 * GB),
     tokens=st.integers(1, 16384),
     seqs=st.integers(1, 512),
@@ -433,19 +391,6 @@ def test_a_plan_keeps_its_budget_and_holds_a_sequence(
     assert layout.runs_for(1, plan.max_model_len) <= plan.num_runs
     report = plan.report()
     assert report["total"] == sum(item["bytes"] for item in report["items"])
-
-
-@pytest.mark.parametrize(("seqs", "tokens", "drafts", "verifying"), [(4, 64, 3, 4), (8, 32, 5, 3), (4, 4, 3, 0)])
-def test_the_largest_batch_is_tried_with_drafts(seqs: int, tokens: int, drafts: int, verifying: int) -> None:
-    sizes = Sizes(seqs, tokens, 40, VOCAB, LAYOUT, 50, drafts)
-    found = [trial for trial in trials(sizes) if trial.plan.num_verifies]
-    assert len(found) == (verifying > 0)
-    for trial in found:
-        plan = trial.plan
-        assert (plan.num_decodes, plan.num_verifies) == (seqs - verifying, verifying)
-        assert plan.new_lens.tolist() == [1] * (seqs - verifying) + [1 + drafts] * verifying
-        assert int((plan.context_lens + plan.new_lens).max()) == 40
-        assert "--draft" in trial.flag and f"{drafts} drafts for {verifying} of them" in trial.name
 
 
 @pytest.mark.parametrize("rows", [1, 4, 5, 64, 100])
