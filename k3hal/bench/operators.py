@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from k3hal.dispatch.device import DeviceDescription
 
 SCHEMA = "k3hal.op_bench/1"
+_NO_LIBRARIES = frozenset({"k3hal", "python", "numpy", "cpu", "compiler"})
 
 
 def operators_report(
@@ -95,7 +96,9 @@ def micro(seconds: float) -> str:
 
 def _where(report: Mapping[str, Any]) -> str:
     machine, said, packages = report["machine"], report["statement"], report["versions"]
-    found = ", ".join(f"{name} {packages[name]}" for name in ("torch", "triton", "cuda", "rocm") if name in packages)
+    first = [name for name in ("torch", "triton", "cuda", "rocm") if name in packages]
+    names = [*first, *sorted(packages.keys() - {*first, *_NO_LIBRARIES})]
+    found = ", ".join(f"{name} {packages[name]}" for name in names)
     state = (said["commit"][:12] or "no commit") + ("-dirty" if said["dirty"] else "")
     title = f"{machine['title'] or machine['device']} ({machine['arch']})"
     return f"{title}, k3hal {said['version']} at {state}, {found}; {said['created']}"
