@@ -36,7 +36,7 @@ class Mxfp4:
 
 def is_mxfp4(call: Call) -> bool:
     """Whether a call's weights are MXFP4."""
-    return call.op.endswith("_mxfp4") or call.dims.get("expert_format") == "mxfp4"
+    return call.op.endswith(("_mxfp4", "_a8w4")) or call.dims.get("expert_format") == "mxfp4"
 
 
 def declared_path(provider: Provider, call: Call) -> Mxfp4Path | None:

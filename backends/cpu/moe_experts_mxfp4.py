@@ -15,8 +15,8 @@ from k3hal.dispatch import provides
 TILE = 1 << 19
 
 
-def _matrices(packed: Tensor, scales: Tensor) -> Load:
-    """Several small experts a tile, or one large one."""
+def matrices(packed: Tensor, scales: Tensor) -> Load:
+    """Experts dequantised exactly: several small ones a tile, or one large one."""
     per_tile = max(1, TILE // (2 * packed[0].numel()))
 
     def load(experts: list[int]) -> Iterator[Tensor]:
@@ -41,5 +41,5 @@ def moe_experts_mxfp4(
     linear_beta: float,
 ) -> Tensor:
     """Chosen experts are dequantised exactly, tile by tile, and used in fp32."""
-    first, second = _matrices(w13, w13_scale), _matrices(w2, w2_scale)
+    first, second = matrices(w13, w13_scale), matrices(w2, w2_scale)
     return sum_of_experts(x, ids, weights, first, second, (activation, beta, linear_beta))

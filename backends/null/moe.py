@@ -29,6 +29,7 @@ def moe_experts(
 
 
 @provides("moe_experts_mxfp4", name="zeros", graph_safe=True)
+@provides("moe_experts_a8w4", name="zeros", graph_safe=True)
 @provides("moe_experts_int4", name="zeros", graph_safe=True)
 def moe_experts_packed(
     x: Tensor,

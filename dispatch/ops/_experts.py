@@ -22,17 +22,30 @@ def gated(x: Tensor, activation: str, beta: float, linear_beta: float) -> Tensor
     return situ(gate, up, beta, linear_beta) if activation == "situ" else gate * torch.sigmoid(gate) * up
 
 
+def as_it_is(x: Tensor) -> Tensor:
+    """x: what products without rounding make of a factor."""
+    return x
+
+
 def sum_of_experts(
-    x: Tensor, ids: Tensor, weights: Tensor, expert: ExpertWeights, activation: str, beta: float, linear_beta: float
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    expert: ExpertWeights,
+    activation: str,
+    beta: float,
+    linear_beta: float,
+    rounded: Callable[[Tensor], Tensor] = as_it_is,
 ) -> Tensor:
-    """The definition of all three formats, given `expert(e)` as fp32 (w13 [2 I, D], w2 [D, I])."""
+    """The definition of all formats, given `expert(e)` as fp32 (w13 [2 I, D], w2 [D, I]); `rounded` is what both
+    products make of their left factor."""
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for e in ids.unique().tolist():
         if e < 0:
             continue
         w13, w2 = expert(e)
         token, choice = (ids == e).nonzero(as_tuple=True)
-        hidden = gated(x[token].float() @ w13.T, activation, beta, linear_beta)
+        hidden = rounded(gated(rounded(x[token].float()) @ w13.T, activation, beta, linear_beta))
         out.index_add_(0, token, hidden @ w2.T * weights[token, choice, None])
     return out.to(x.dtype)
 

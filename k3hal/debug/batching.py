@@ -56,6 +56,7 @@ BATCHING: Mapping[str, Batching] = {
     "mla_decode": Batching(("q",), ("page_table", "seq_lens")),
     "mla_prefill": Batching(("q",), ("page_table", "context_lens"), spans="cu_seqlens"),
     "moe_experts": _ROUTED,
+    "moe_experts_a8w4": _ROUTED,
     "moe_experts_int4": _ROUTED,
     "moe_experts_mxfp4": _ROUTED,
     "moe_route": Batching(("logits",), row_outputs=("weights", "ids")),

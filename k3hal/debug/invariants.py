@@ -99,9 +99,8 @@ def _pad(calls: Calls, case: Case) -> list[Pair]:
 
 _ZERO_PADDING: Mapping[str, tuple[str, ...]] = {
     "kda_verify": ("out", "u", "k"),
-    **dict.fromkeys(
-        ("kda_decode", "kda_recurrent", "mla_decode", "moe_experts", "moe_experts_int4", "moe_experts_mxfp4"), ("out",)
-    ),
+    **dict.fromkeys(("kda_decode", "kda_recurrent", "mla_decode"), ("out",)),
+    **dict.fromkeys(("moe_experts", "moe_experts_a8w4", "moe_experts_int4", "moe_experts_mxfp4"), ("out",)),
 }
 """The outputs that are zero in padding units, of operators that promise so."""
 _PADDING_VALUES: Mapping[str, Mapping[str, float]] = {
