@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import torch
 from packaging.version import Version
 from torch import Tensor
 
@@ -25,6 +26,14 @@ def tall_tiles_compile(arch: str, triton: str) -> bool:
     """Triton before 3.9 gives sums of 128 by 128 all of Blackwell's tensor memory, and makes a kernel that does nothing
     of a product whose weights want some of it too, without a word (3.6.0, 3.7.1 and 3.8.0 for sm_100)."""
     return not arch.startswith("sm_10") or Version(triton) >= Version("3.9")
+
+
+def fitting(cut: Cut, device: torch.device) -> Cut:
+    """The cut, with tiles that compile for the device."""
+    from k3hal.backends.triton.kernels.programs import arch
+
+    fits = tall_tiles_compile(arch(device), INSTALLED["triton"])
+    return cut if fits else replace(cut, tallest=min(cut.tallest, TALLEST))
 
 
 def packed(w13: Tensor, w13_scale: Tensor, w2: Tensor, w2_scale: Tensor) -> Mapping[str, Any]:
@@ -47,10 +56,7 @@ def _cut(cut: Cut) -> Callable[..., Tensor]:
         linear_beta: float,
     ) -> Tensor:
         """See the operator. The activation is rounded to x dtype between the GEMMs."""
-        from k3hal.backends.triton.kernels.programs import arch
-
-        fits = tall_tiles_compile(arch(x.device), INSTALLED["triton"])
-        mine = cut if fits else replace(cut, tallest=min(cut.tallest, TALLEST))
+        mine = fitting(cut, x.device)
         return kernels("experts").sum_of_experts(
             x, ids, weights, w13, w13_scale, w2, w2_scale, activation, (beta, linear_beta), mine
         )

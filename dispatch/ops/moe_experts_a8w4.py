@@ -30,8 +30,8 @@ def moe_experts_a8w4(
 
     Both are rounded as `mxfp8_rounded` says, in groups of 32 columns, the activation from fp32. What is multiplied
     then is exact in bfloat16; fp32 accumulation, router weight after w2, fp32 combine, one cast. Shapes, negative ids
-    and padding rows as in `moe_experts_mxfp4`. Nothing mutated. A runtime's choice: the model is trained for it, and no
-    checkpoint asks for it. Source: k3_architecture.md §6; OCP Microscaling formats 1.0 §6.3.
+    and padding rows as in `moe_experts_mxfp4`. Nothing mutated. A runtime's choice: no checkpoint asks for it.
+    Source: k3_architecture.md §6; OCP Microscaling formats 1.0 §6.3.
     """
 
     def expert(e: int) -> tuple[Tensor, Tensor]:

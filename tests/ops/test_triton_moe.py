@@ -23,6 +23,10 @@ EXPERTS = (
 CHECKS = [
     *((f"moe_experts{f}", "triton.grouped", name, dtype, "") for f in ("", "_mxfp4") for name, dtype in EXPERTS),
     *((f"moe_experts{f}", "triton.grouped:sorted", "one_token", "float32", "") for f in ("", "_mxfp4")),
+    *(("moe_experts_a8w4", p, name, dtype, "") for p in ("triton.rounded", "triton.scaled") for name, dtype in EXPERTS),
+    *(("moe_experts_a8w4", p, "tile_edge", "bfloat16", "") for p in ("triton.rounded", "triton.scaled")),
+    ("moe_experts_a8w4", "triton.scaled", "tiny", "bfloat16", "batch"),
+    ("moe_experts_a8w4", "triton.scaled", "tiny", "bfloat16", "pad"),
     ("moe_experts_mxfp4", "triton.grouped", "tiny", "bfloat16", "batch"),
     ("moe_experts_mxfp4", "triton.grouped", "tiny", "bfloat16", "pad"),
     *(
@@ -44,7 +48,7 @@ CHECKS = [
 
 @needs_triton
 def test_all_is_right_under_the_interpreter() -> None:
-    assert found_wrong(CHECKS, "triton_moe_special.py", ["sorted", "parts", "tall", "passes"]) == []
+    assert found_wrong(CHECKS, "triton_moe_special.py", ["sorted", "parts", "tall", "passes", "rounded"]) == []
 
 
 def test_packing_refuses_scales_it_could_not_hold() -> None:
@@ -69,7 +73,16 @@ def test_the_first_gemm_decodes_codes_where_it_multiplies_them(target: str) -> N
     from k3hal.backends.triton._triton import kernels
 
     gate_up, nvidia = kernels("experts").gemm.gate_up, target.startswith("sm")
-    fixed = {"TOP_K": 16, "K": 3584, "INNER": 384, "PACKED": True, "SITU": True, "PTX": nvidia, "BK": 128}
+    fixed = {
+        "TOP_K": 16,
+        "K": 3584,
+        "INNER": 384,
+        "PACKED": True,
+        "SITU": True,
+        "ROUND": False,
+        "PTX": nvidia,
+        "BK": 128,
+    }
     for height, matrix in ((16, "mma.sync"), (64, {"sm_90": "wgmma", "sm_100": "tcgen05"}.get(target, ""))):
         shape = PACKED.shapes(height)[0]
         constants = {**fixed, "DIRECT": height == 16, "BT": height, "BM": shape.rows, "SPLIT": shape.parts(3584)}
@@ -78,6 +91,25 @@ def test_the_first_gemm_decodes_codes_where_it_multiplies_them(target: str) -> N
         assert made.shared <= 64 << 10 or target != "gfx942"
         wanted = ("mul.rn.bf16x2", matrix) if nvidia else ("v_mfma_f32",)
         assert [word for word in wanted if word not in made.text] == []
+
+
+@needs_triton
+@pytest.mark.parametrize(("target", "instruction"), [("gfx950", "v_mfma_scale_f32"), ("sm_100", ".block_scale")])
+def test_two_formats_are_multiplied_by_one_instruction(target: str, instruction: str) -> None:
+    from k3hal.backends.triton._triton import kernels
+    from k3hal.backends.triton.moe_experts_a8w4_scaled import CUT
+
+    types = {
+        **dict.fromkeys(("ids", "experts", "rows"), "*i32"), **dict.fromkeys(("ids_stride", "weights_stride"), "i32"),
+        **dict.fromkeys(("hidden_scales", "w", "w_scales"), "*u8"), "hidden": "*fp8e4nv",
+        **dict.fromkeys(("weights", "out"), "*fp32"),
+    }  # fmt: skip
+    fixed = {"TOP_K": 16, "K": 384, "WIDTH": 3584}
+    for height in (16, 64):
+        shape = CUT.shapes(height)[1]
+        constants = {**fixed, "DIRECT": height == 16, "BT": height, "BM": shape.rows, "BK": shape.depth}
+        made = compile_for(kernels("scaled_experts").gemm.down, target, types, constants, warps=shape.warps)
+        assert made.spills == 0 and instruction in made.text
 
 
 @needs_triton

@@ -10,6 +10,7 @@ from torch import Tensor
 from k3hal.backends.triton._experts import PACKED
 from k3hal.backends.triton._mxfp4 import pack
 from k3hal.backends.triton._triton import kernels
+from k3hal.dispatch.ops._mx_rounding import mxfp8_rounded
 from k3hal.dispatch.ops.moe_experts_mxfp4 import moe_experts_mxfp4
 from k3hal.dispatch.ops.mx_dequantize import random_codes
 
@@ -70,4 +71,22 @@ def tokens_in_passes() -> list[str]:
     return [] if error < 1e-5 else [str(error)]
 
 
-SPECIAL = (sorted_on_the_device, columns_in_parts, tall_tiles, tokens_in_passes)
+def rounded_to_mxfp8() -> list[str]:
+    """Bit for bit what the operator rounds to: halves, what saturates, zeros, the smallest and largest scales, NaN."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(64, 32, generator=g) * torch.exp2(torch.randint(-140, 127, (64, 1), generator=g).float())
+    x[0] = torch.arange(-16, 16) / 16 + 1  # halves between the eight steps of a binade
+    x[1], x[2], x[3, 5], x[4, 6] = 1.99, 0.0, torch.nan, torch.inf
+    x[5], x[5, 0] = 2.0**-9 * torch.arange(32), 448.0  # below E4M3's smallest normal number
+    mx, wrong = kernels("mxfp8"), []
+    for dtype in (torch.float32, torch.bfloat16):
+        value = x.to(dtype)
+        wanted, (codes, scales) = mxfp8_rounded(value), mx.quantize_rows(value)
+        from_codes = codes.float() * torch.exp2(scales.double() - 127)
+        for name, got in (("values", mx.round_rows(value)), ("codes", from_codes)):
+            if not torch.equal(got.double().nan_to_num(7.0), wanted.double().nan_to_num(7.0)):
+                wrong.append(f"{name} of {dtype}: {(got.double() - wanted.double()).abs().max()}")
+    return wrong
+
+
+SPECIAL = (sorted_on_the_device, columns_in_parts, tall_tiles, tokens_in_passes, rounded_to_mxfp8)

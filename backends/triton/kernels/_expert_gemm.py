@@ -14,13 +14,14 @@ import triton.language as tl
 
 from k3hal.backends.triton.kernels._activations import silu_mul, situ_mul
 from k3hal.backends.triton.kernels._mxfp4 import columns
+from k3hal.backends.triton.kernels.mxfp8 import power, rounded
 
 RESCALE = tl.constexpr(65536.0)
 """Undoes the 2^-16 that packed weights carry."""
 
 
 @triton.jit
-def _tile(ids, experts, rows, stride, tile, TOP_K: tl.constexpr, BT: tl.constexpr, DIRECT: tl.constexpr):
+def tile_of(ids, experts, rows, stride, tile, TOP_K: tl.constexpr, BT: tl.constexpr, DIRECT: tl.constexpr):
     """A tile's expert and its choices [BT]; DIRECT is one choice a tile, without a table."""
     slot = tl.arange(0, BT)
     if DIRECT:
@@ -122,19 +123,29 @@ def _dot(
 
 
 @triton.jit
+def in_groups(values):
+    """fp32 [groups, 32, BT] rounded to MXFP8."""
+    number, exponent = rounded(values, 1)
+    return number * tl.expand_dims(power(exponent), 1)
+
+
+@triton.jit
 def gate_up(
     x, ids, experts, rows, w, scales, hidden, x_stride, ids_stride, beta, linear_beta,
     TOP_K: tl.constexpr, K: tl.constexpr, INNER: tl.constexpr, PACKED: tl.constexpr, DIRECT: tl.constexpr,
-    SITU: tl.constexpr, PTX: tl.constexpr, BT: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
+    SITU: tl.constexpr, ROUND: tl.constexpr, PTX: tl.constexpr, BT: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):  # fmt: skip
     """`hidden[choice] = act(w13 x)`, BM / 2 of the INNER columns of a tile's choices; hidden [T k, INNER].
+
+    With ROUND they are rounded to MXFP8, which takes BM of 64 or more.
 
     Rows of gate and of up take turns by eight: in the layout of a tensor core's result both are one thread's.
     """
     WIDE: tl.constexpr = BM // 2
     BLOCKS: tl.constexpr = (INNER + WIDE - 1) // WIDE
     tile, base = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS * WIDE
-    expert, choice = _tile(ids, experts, rows, ids_stride, tile, TOP_K, BT, DIRECT)
+    expert, choice = tile_of(ids, experts, rows, ids_stride, tile, TOP_K, BT, DIRECT)
     if expert < 0:
         return
     live = choice >= 0
@@ -146,6 +157,8 @@ def gate_up(
     total = _dot(w, scales, expert, n, inputs, live, 2 * INNER, K, PACKED, PTX, BM, BT, BK, SPLIT)
     gate, up = tl.split(tl.permute(tl.reshape(total, [BM // 16, 2, 8, BT]), [0, 2, 3, 1]))
     out = situ_mul(gate, up, beta, linear_beta) if SITU else silu_mul(gate, up)
+    if ROUND:
+        out = in_groups(tl.reshape(out, [WIDE // 32, 32, BT]))
     value = tl.reshape(out, [WIDE, BT]).to(hidden.dtype.element_ty)
     column = base + tl.arange(0, WIDE)
     place = hidden + safe.to(tl.int64)[None, :] * INNER + column[:, None]
@@ -161,7 +174,7 @@ def down(
     """`out[choice] = weight * w2 hidden[choice]` in fp32, BM of the WIDTH columns of a tile's choices."""
     BLOCKS: tl.constexpr = (WIDTH + BM - 1) // BM
     tile = tl.program_id(0) // BLOCKS
-    expert, choice = _tile(ids, experts, rows, ids_stride, tile, TOP_K, BT, DIRECT)
+    expert, choice = tile_of(ids, experts, rows, ids_stride, tile, TOP_K, BT, DIRECT)
     if expert < 0:
         return
     live = choice >= 0

@@ -22,12 +22,15 @@ MOST = 4096
 
 def sum_of_experts(
     x: Tensor, ids: Tensor, weights: Tensor, w13: Tensor, w13_scale: Tensor | None, w2: Tensor,
-    w2_scale: Tensor | None, activation: str, betas: tuple[float, float], cut: Cut,
+    w2_scale: Tensor | None, activation: str, betas: tuple[float, float], cut: Cut, *, rounded: bool = False,
 ) -> Tensor:  # fmt: skip
-    """See `moe_experts`; with scales, weights are those of `_mxfp4.pack`."""
+    """See `moe_experts`; with scales, weights are those of `_mxfp4.pack`.
+
+    `rounded`: x has been rounded to MXFP8, and the activation is. The first GEMM's programs take 64 rows or more then.
+    """
     tokens, width = x.shape
     out = torch.empty(tokens, width, dtype=x.dtype, device=x.device)
-    stacks = (w13, w13_scale, w2, w2_scale, activation == "situ", betas, cut)
+    stacks = (w13, w13_scale, w2, w2_scale, activation == "situ", betas, cut, rounded)
     if tokens > MOST:
         for a in range(0, tokens, MOST):
             b = a + MOST
@@ -39,24 +42,20 @@ def sum_of_experts(
 
 def _experts_into(
     x: Tensor, ids: Tensor, weights: Tensor, w13: Tensor, w13_scale: Tensor | None, w2: Tensor,
-    w2_scale: Tensor | None, situ: bool, betas: tuple[float, float], cut: Cut, out: Tensor,
+    w2_scale: Tensor | None, situ: bool, betas: tuple[float, float], cut: Cut, rounded: bool, out: Tensor,
 ) -> None:  # fmt: skip
     (tokens, width), top_k, packed = x.shape, ids.shape[1], w13_scale is not None
     inner = w13.shape[1] * 8 if packed else w2.shape[2]
-    choices, count = tokens * top_k, w13.shape[0]
-    height = _height(x, choices // count, cut)
-    if tokens <= cut.direct:
-        experts, rows, tiles = ids, ids, choices
-    else:
-        experts, rows, tiles = _tiles(ids, count, height)
+    choices = tokens * top_k
+    experts, rows, tiles, height = tiles_for(x, ids, w13.shape[0], cut)
     hidden = torch.empty(choices, inner, dtype=x.dtype, device=x.device)
     parts = torch.empty(choices, width, dtype=torch.float32, device=x.device)
     first, second = cut.shapes(height)
-    ptx, deepest = _machine(x.device)
+    ptx, deepest = machine(x.device)
     fixed = {"TOP_K": top_k, "PACKED": packed, "DIRECT": tokens <= cut.direct, "BT": height, "PTX": ptx}
     gemm.gate_up[(tiles * triton.cdiv(inner, first.rows // 2),)](
         x, ids, experts, rows, w13, w13_scale, hidden, x.stride(0), ids.stride(0), *betas,
-        K=width, INNER=inner, SITU=situ, BM=first.rows, BK=first.depth, **fixed,
+        K=width, INNER=inner, SITU=situ, ROUND=rounded, BM=first.rows, BK=first.depth, **fixed,
         SPLIT=first.parts(width), num_warps=first.warps, num_stages=min(first.stages, deepest),
     )  # fmt: skip
     gemm.down[(tiles * triton.cdiv(width, second.rows),)](
@@ -64,13 +63,28 @@ def _experts_into(
         K=inner, WIDTH=width, BM=second.rows, BK=second.depth, **fixed,
         SPLIT=second.parts(inner), num_warps=second.warps, num_stages=min(second.stages, deepest),
     )  # fmt: skip
+    added_up(parts, ids, out)
+
+
+def added_up(parts: Tensor, ids: Tensor, out: Tensor) -> None:
+    """A row each of fp32 parts [T k, D] for the choices of ids [T, k], summed into out [T, D]."""
+    (tokens, width), top_k = out.shape, ids.shape[1]
     block = min(triton.next_power_of_2(width), 1024)
     gemm.combine[(tokens * triton.cdiv(width, block),)](
         parts, ids, out, ids.stride(0), top_k, triton.next_power_of_2(top_k), width, block
     )
 
 
-def _machine(device: torch.device) -> tuple[bool, int]:
+def tiles_for(x: Tensor, ids: Tensor, count: int, cut: Cut) -> tuple[Tensor, Tensor, int, int]:
+    """`experts` and `rows` of the tiles that the choices of `count` experts make, how many there may be, and the
+    choices of each."""
+    height = _height(x, ids.numel() // count, cut)
+    if x.shape[0] <= cut.direct:
+        return ids, ids, ids.numel(), height
+    return *_tiles(ids, count, height), height
+
+
+def machine(device: torch.device) -> tuple[bool, int]:
     """Whether bfloat16 is multiplied by PTX's own instruction, and the most stages: AMD's local memory holds two."""
     name = arch(device)
     return (int(name[3:]) >= 90, 8) if name.startswith("sm_") else (False, 2)

@@ -15,6 +15,9 @@ def problems(made: Compiled) -> Iterator[str]:
         yield f"takes {taken.shared} bytes of shared memory, {target.arch} has {target.shared_memory}"
     if taken.narrow_dot and not taken.matrix:
         yield f"has a product of narrow operands and none of {', '.join(target.matrix)}"
+    if taken.scaled_dot and not any(target.scaled in name for name in taken.matrix if target.scaled):
+        wanted = f"none of {target.scaled}" if target.scaled else f"{target.arch} has no instruction for it"
+        yield f"has a product of an MX format with its scales, and {wanted}"
     # Registers that are spilled to accumulators take no memory, and are a spill all the same.
     if made.decodes and target.spills_checked and taken.scratch + taken.spilled > 0:
         of = f"{taken.spilled} registers, " if taken.spilled else ""

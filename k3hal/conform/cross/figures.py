@@ -22,7 +22,8 @@ _MATRIX = re.compile(r"\b(v_mfma\w*|wgmma\.mma_async[\w.:]*|mma\.sync[\w.:]*|tcg
 class Figures:
     """`registers` of a thread, `spilled` of them (AMD's count; NVIDIA's assembler gives bytes of stack alone), bytes of
     `scratch` memory a thread, bytes of `shared` memory a program. `matrix` are the kinds of matrix instructions in it,
-    `narrow_dot`: it has a product of operands narrower than fp32, which ought to be one."""
+    `narrow_dot`: it has a product of operands narrower than fp32, which ought to be one; `scaled_dot`: one of an MX
+    format with its scales."""
 
     registers: int
     spilled: int
@@ -31,6 +32,7 @@ class Figures:
     warps: int
     matrix: tuple[str, ...]
     narrow_dot: bool
+    scaled_dot: bool = False
 
 
 def figures_of(kernel: Any) -> Figures:
@@ -40,7 +42,14 @@ def figures_of(kernel: Any) -> Figures:
     numbers = _nvidia(asm["cubin"]) if "cubin" in asm else _amd(text)
     found = sorted({_kind(name) for name in _MATRIX.findall(text)})
     narrow = bool(_NARROW_DOT.search(asm["ttir"]))
-    return Figures(**numbers, shared=metadata.shared, warps=metadata.num_warps, matrix=tuple(found), narrow_dot=narrow)
+    return Figures(
+        **numbers,
+        shared=metadata.shared,
+        warps=metadata.num_warps,
+        matrix=tuple(found),
+        narrow_dot=narrow,
+        scaled_dot="tt.dot_scaled" in asm["ttir"],
+    )
 
 
 def _kind(instruction: str) -> str:

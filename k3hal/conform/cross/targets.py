@@ -17,7 +17,8 @@ class CrossTarget:
     then a machine of the vendor's with another `arch`).
 
     `shared_memory` is what a program may have. `spills_checked`: kernels of decoding may spill no register to memory.
-    `matrix` is what the name of a matrix instruction begins with in the assembly.
+    `matrix` is what the name of a matrix instruction begins with in the assembly, `scaled` what is in the name of those
+    that multiply MX formats with their scales (empty: it has none).
     """
 
     arch: str
@@ -29,6 +30,7 @@ class CrossTarget:
     shared_memory: int
     matrix: tuple[str, ...]
     spills_checked: bool = False
+    scaled: str = ""
 
     @property
     def vendor(self) -> str:
@@ -51,10 +53,10 @@ TARGETS = {
     target.arch: target
     for target in (
         CrossTarget("gfx942", "hip", "gfx942", 64, "mi300x", 304, 64 * KIB, ("v_mfma",), spills_checked=True),
-        CrossTarget("gfx950", "hip", "gfx950", 64, "mi355x", 256, 160 * KIB, ("v_mfma",), spills_checked=True),
+        CrossTarget("gfx950", "hip", "gfx950", 64, "mi355x", 256, 160 * KIB, ("v_mfma",), True, "v_mfma_scale"),
         CrossTarget("sm_80", "cuda", 80, 32, "h100", 108, 163 * KIB, _MMA),
         CrossTarget("sm_90", "cuda", 90, 32, "h200", 132, 227 * KIB, _MMA, spills_checked=True),
-        CrossTarget("sm_100", "cuda", 100, 32, "b200", 148, 227 * KIB, _MMA),
-        CrossTarget("sm_120", "cuda", 120, 32, "b200", 188, 99 * KIB, _MMA),
+        CrossTarget("sm_100", "cuda", 100, 32, "b200", 148, 227 * KIB, _MMA, scaled="block_scale"),
+        CrossTarget("sm_120", "cuda", 120, 32, "b200", 188, 99 * KIB, _MMA, scaled="block_scale"),
     )
 }
