@@ -43,7 +43,10 @@ def pin_plan(
     A file may give one request's layers in several entries, so that a hand-edited one can differ by layer. Raises
     `PlanError` for the first entry that is missing, left over, made for other dims, or cannot run on this machine.
     """
-    covering = {key: entry for entry in plan.entries for key in _keys(entry)}
+    covering, requests = {key: entry for entry in plan.entries for key in _keys(entry)}, tuple(requests)
+    # Before any dims are compared: a plan for other operators may also have other dims of those that both have.
+    for request in requests:
+        _check_held(request, covering, plan.source)
     pinned: list[PlanEntry] = []
     for request in requests:
         for entry, layers in _entries_of(request, covering, plan.source):
@@ -76,16 +79,19 @@ def _keys(entry: SavedEntry | OpRequest) -> list[Key]:
     return [(entry.op, entry.phase, layer) for layer in entry.layers or (None,)]
 
 
-def _entries_of(
-    request: OpRequest, covering: dict[Key, SavedEntry], source: str
-) -> list[tuple[SavedEntry, tuple[int, ...]]]:
-    """Take the request's keys out of `covering`: the saved entries that hold them, each with the layers it holds."""
+def _check_held(request: OpRequest, covering: dict[Key, SavedEntry], source: str) -> None:
     missing = [key for key in _keys(request) if key not in covering]
     if missing:
         hint = _near_miss(request, covering)
         raise PlanError(
             f"{source}: no entry for {_named(request.op, request.phase, [k[2] for k in missing])}", hint=hint
         )
+
+
+def _entries_of(
+    request: OpRequest, covering: dict[Key, SavedEntry], source: str
+) -> list[tuple[SavedEntry, tuple[int, ...]]]:
+    """Take the request's keys out of `covering`: the saved entries that hold them, each with the layers it holds."""
     groups: dict[int, tuple[SavedEntry, list[int]]] = {}
     for key in _keys(request):
         entry = covering.pop(key)

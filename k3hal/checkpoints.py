@@ -14,6 +14,7 @@ from k3hal.errors import InputError, UsageError
 if TYPE_CHECKING:
     from k3hal.model.checkpoint import Checkpoint
     from k3hal.model.config import ModelConfig
+    from k3hal.model.config_parts import ExpertActivations
     from k3hal.model.generated import GeneratedModel
 
 DEFAULT_PRESET = "nano"
@@ -80,13 +81,20 @@ def generated_model(name: str) -> GeneratedModel | None:
     return None
 
 
-def open_model(source: Path | GeneratedModel, *, mla_latent_norm_eps: float = 1e-6) -> Checkpoint | GeneratedModel:
-    """The checked checkpoint of a directory, or the generated model itself. Raises as `Checkpoint.open` does."""
+def open_model(
+    source: Path | GeneratedModel, *, mla_latent_norm_eps: float = 1e-6, expert_activations: ExpertActivations = "auto"
+) -> Checkpoint | GeneratedModel:
+    """The checked checkpoint of a directory, or the generated model itself, whose config says what a loader chooses.
+
+    Raises as `Checkpoint.open` and `ModelConfig.with_expert_activations` do.
+    """
     if isinstance(source, Path):
         from k3hal.model.checkpoint import Checkpoint
 
-        return Checkpoint.open(source, mla_latent_norm_eps=mla_latent_norm_eps)
-    return replace(source, config=replace(source.config, latent_norm_eps=mla_latent_norm_eps))
+        opened = Checkpoint.open(source, mla_latent_norm_eps=mla_latent_norm_eps)
+    else:
+        opened = replace(source, config=replace(source.config, latent_norm_eps=mla_latent_norm_eps))
+    return replace(opened, config=opened.config.with_expert_activations(expert_activations))
 
 
 def tokenizer_folder(source: Path | GeneratedModel) -> Path:

@@ -24,6 +24,8 @@ class Settings(BaseModel):
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     kv_cache_dtype: Literal["auto", "bf16", "fp8"] = "auto"
+    expert_activations: Literal["auto", "mxfp8"] = "auto"
+    """What routed experts round their activations to."""
     memory_budget: PositiveFloat | None = None
     """GB (1e9 bytes) per device that the engine may use."""
     max_model_len: PositiveInt | None = None

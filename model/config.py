@@ -7,9 +7,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from k3hal.dispatch.errors import ConfigError
+from k3hal.dispatch.errors import ConfigError, UnsupportedError
 from k3hal.model.config_fields import Fields, read_json_object
-from k3hal.model.config_parts import ExpertFormat, VisionConfig, expert_format, kda_layers, moe_layout, vision_config
+from k3hal.model.config_parts import (
+    ExpertActivations,
+    ExpertFormat,
+    VisionConfig,
+    expert_format,
+    kda_layers,
+    moe_layout,
+    vision_config,
+)
 from k3hal.model.layout import SLIM_DESCRIPTION
 
 Architecture = Literal["kimi_k3", "kimi_linear"]
@@ -26,7 +34,8 @@ class ModelConfig:
     A feature that a config does not name is off: `attn_res_block_size` None is a plain pre-norm residual,
     `gate_lower_bound` None the softplus decay, `latent_size` None experts on the full width, `q_lora_rank` None a
     direct query projection, `full_rank_gate` False the low-rank output gate, `mla_output_gate` False no gate.
-    `latent_norm_eps` belongs to `q_a_layernorm` and `kv_a_layernorm` and is a loader's option, not a key of the file.
+    `latent_norm_eps` belongs to `q_a_layernorm` and `kv_a_layernorm` and is a loader's option, not a key of the file;
+    so is `expert_activations`, which `with_expert_activations` sets.
     """
 
     architecture: Architecture
@@ -70,6 +79,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     pad_token_id: int | None
     vision: VisionConfig | None
+    expert_activations: ExpertActivations = "auto"
 
     @classmethod
     def from_json(cls, source: Mapping[str, Any] | str | Path, *, mla_latent_norm_eps: float = 1e-6) -> ModelConfig:
@@ -90,6 +100,18 @@ class ModelConfig:
             return replace(config, expert_format="int4") if slim else config
         except ConfigError as error:
             raise ConfigError(origin + error.message, hint=error.hint) from error
+
+    def with_expert_activations(self, chosen: ExpertActivations) -> ModelConfig:
+        """The same model with routed experts that round their activations as `chosen`.
+
+        Raises `UnsupportedError` where no operator does that: MXFP8 is for experts stored as MXFP4.
+        """
+        if chosen == "mxfp8" and self.expert_format != "mxfp4":
+            raise UnsupportedError(
+                f"expert_activations mxfp8 needs experts in mxfp4, this model's are in {self.expert_format}",
+                hint="use expert_activations auto",
+            )
+        return replace(self, expert_activations=chosen)
 
     @property
     def eos_token_id(self) -> int | None:

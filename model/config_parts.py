@@ -10,6 +10,8 @@ from k3hal.model.config_fields import Fields
 
 ExpertFormat = Literal["mxfp4", "bf16", "int4"]
 """`int4` is msModelSlim's, of which config.json says nothing."""
+ExpertActivations = Literal["auto", "mxfp8"]
+"""What the routed experts' products make of their activations: nothing, or MXFP8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,9 +96,10 @@ class MoE:
 
 
 class LatentSpace:
-    """Into the routed experts' latent space and out of it, where ranks hold parts of the experts.
+    """Into the routed experts' latent space and out of it, where the coarse operator does not do both.
 
-    The coarse operator is one rank's: between the experts and the norm, which is not linear, ranks have to meet.
+    That one is a single rank's, as ranks have to meet between the experts and the norm, which is not linear; and it
+    rounds no activations.
     """
 
     def __init__(self, build: Build, layer: int) -> None:

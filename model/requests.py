@@ -8,7 +8,7 @@ from k3hal.model.config import ModelConfig
 
 PAGE_TOKENS = 128
 EXPERTS = {"bf16": "moe_experts", "mxfp4": "moe_experts_mxfp4", "int4": "moe_experts_int4"}
-"""The operator of routed experts by their weights' format."""
+"""The operator of routed experts by their weights' format, where activations are not rounded."""
 
 
 def model_requests(
@@ -62,7 +62,13 @@ def _attention(cfg: ModelConfig, layers: tuple[int, ...], kv_dtype: str, tp: int
 
 
 def experts_op(cfg: ModelConfig, *, ranks: bool) -> str:
-    """The operator of the routed experts; with a latent space the coarse one, unless `ranks` have to meet inside it."""
+    """The operator of the routed experts.
+
+    With a latent space the coarse one, unless `ranks` have to meet inside it or activations are to be rounded, which it
+    never does.
+    """
+    if cfg.expert_activations == "mxfp8":
+        return "moe_experts_a8w4"
     if cfg.latent_size is not None and not ranks:
         return "latent_moe"
     return EXPERTS[cfg.expert_format]

@@ -12,6 +12,7 @@ import typer
 from k3hal.cli.common import (
     Device,
     DType,
+    ExpertActivations,
     Graphs,
     Json,
     KvCacheDType,
@@ -70,6 +71,7 @@ def bench_slice(
     device: Device = None,
     dtype: DType = None,
     kv_cache_dtype: KvCacheDType = None,
+    expert_activations: ExpertActivations = None,
     memory_budget: MemoryBudget = None,
     max_num_batched_tokens: MaxNumBatchedTokens = None,
     as_json: Json = False,
@@ -88,7 +90,8 @@ def bench_slice(
     if plot:
         check_plot(plot)
     options = EngineOptions.of(
-        device=device, dtype=dtype, kv_cache_dtype=kv_cache_dtype, ops=ops, plan=plan, memory_budget=memory_budget,
+        device=device, dtype=dtype, kv_cache_dtype=kv_cache_dtype, expert_activations=expert_activations, ops=ops,
+        plan=plan, memory_budget=memory_budget,
         max_num_batched_tokens=max_num_batched_tokens, async_depth=async_depth, graphs=graphs,
     )  # fmt: skip
     sizes = {"batch": batch, "context": context, "prefill": prefill, "cached_prefix": cached_prefix}

@@ -29,6 +29,14 @@ DType = Annotated[str | None, typer.Option("--dtype", metavar="auto|float32|bflo
 KvCacheDType = Annotated[
     str | None, typer.Option("--kv-cache-dtype", metavar="auto|bf16|fp8", help="The KV cache's dtype.")
 ]
+ExpertActivations = Annotated[
+    str | None,
+    typer.Option(
+        "--expert-activations",
+        metavar="auto|mxfp8",
+        help="mxfp8: MXFP4 experts round activations to it.  [default: auto]",
+    ),
+]
 MemoryBudget = Annotated[
     float | None, typer.Option("--memory-budget", metavar="GB", help="GB (1e9 bytes) per device the engine may use.")
 ]

@@ -10,6 +10,7 @@ import typer
 from k3hal.cli.common import (
     Device,
     DType,
+    ExpertActivations,
     Json,
     KvCacheDType,
     MaxModelLen,
@@ -31,6 +32,7 @@ def doctor(
     device: Device = None,
     dtype: DType = None,
     kv_cache_dtype: KvCacheDType = None,
+    expert_activations: ExpertActivations = None,
     memory_budget: MemoryBudget = None,
     max_model_len: MaxModelLen = None,
     max_num_seqs: MaxNumSeqs = None,
@@ -57,7 +59,8 @@ def doctor(
 
 
 _OF_A_MODEL = (
-    "device", "dtype", "kv_cache_dtype", "memory_budget", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
+    "device", "dtype", "kv_cache_dtype", "expert_activations", "memory_budget", "max_model_len", "max_num_seqs",
+    "max_num_batched_tokens",
 )  # fmt: skip
 
 

@@ -49,6 +49,7 @@ def generate(
     device: common.Device = None,
     dtype: common.DType = None,
     kv_cache_dtype: common.KvCacheDType = None,
+    expert_activations: common.ExpertActivations = None,
     memory_budget: common.MemoryBudget = None,
     max_model_len: common.MaxModelLen = None,
     max_num_seqs: common.MaxNumSeqs = None,

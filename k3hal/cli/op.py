@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from k3hal.cli.common import DType, Json, KvCacheDType, Ops, Plan
+from k3hal.cli.common import DType, ExpertActivations, Json, KvCacheDType, Ops, Plan
 from k3hal.cli.op_bench import bench
 from k3hal.cli.op_bisect import bisect
 from k3hal.cli.op_compare import compare
@@ -174,6 +174,7 @@ def plan_model(
     device: AnyDevice = "auto",
     dtype: DType = None,
     kv_cache_dtype: KvCacheDType = None,
+    expert_activations: ExpertActivations = None,
     tp: Annotated[int, typer.Option("--tp", metavar="N", help="Ranks the model is split over.")] = 1,
     ops: Ops = None,
     fallback: Annotated[
@@ -191,7 +192,7 @@ def plan_model(
     from k3hal.dispatch.plan_file import SCHEMA, load_plan, plan_json, save_plan, saved
     from k3hal.dispatch.plan_pin import compare_plans
 
-    made = _make_plan(model, device, (dtype, kv_cache_dtype, tp), ops, fallback, plan)
+    made = _make_plan(model, device, (dtype, kv_cache_dtype, tp, expert_activations), ops, fallback, plan)
     if save:
         save_plan(made, save)
     differences = compare_plans(load_plan(diff), saved(made)) if diff else ()
@@ -208,12 +209,12 @@ def plan_model(
 def _make_plan(
     model: str | None,
     device: str,
-    shape: tuple[str | None, str | None, int],
+    shape: tuple[str | None, str | None, int, str | None],
     ops: str | None,
     fallback: str,
     pinned: Path | None,
 ) -> DispatchPlan:
-    from k3hal.cli.op_calls import FULL_SIZE, activation_dtype, cache_dtype, requests_of
+    from k3hal.cli.op_calls import FULL_SIZE, activation_dtype, cache_dtype, requests_of, rounding
     from k3hal.dispatch.assemble import build_selector
     from k3hal.dispatch.plan import make_plan
     from k3hal.dispatch.plan_file import load_plan
@@ -223,7 +224,7 @@ def _make_plan(
     dtype = activation_dtype(shape[0])
     machine = resolve_device(device)
     selector = build_selector(ops, fallback)
-    requests = requests_of(model, dtype, cache_dtype(shape[1], dtype), shape[2])
+    requests = requests_of(model, dtype, cache_dtype(shape[1], dtype), shape[2], rounding(shape[3]))
     name = model or FULL_SIZE
     if pinned is None:
         return make_plan(requests, selector, model=name, device=machine, dtype=dtype)

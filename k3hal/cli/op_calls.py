@@ -14,9 +14,11 @@ from k3hal.errors import UsageError
 if TYPE_CHECKING:
     from k3hal.dispatch.operator import Operator
     from k3hal.dispatch.plan import OpRequest
+    from k3hal.model.config_parts import ExpertActivations
 
 DTYPES = {"auto": "bfloat16", "bfloat16": "bfloat16", "float32": "float32"}
 KV_DTYPES = {"bf16": "bfloat16", "fp8": "float8_e4m3fn"}
+_ROUNDING: tuple[ExpertActivations, ...] = ("auto", "mxfp8")
 FULL_SIZE = "kimi-k3"
 _WORDS: dict[str, DimValue] = {"true": True, "false": False, "none": None}
 
@@ -37,7 +39,17 @@ def cache_dtype(word: str | None, dtype: str) -> str:
     return KV_DTYPES[word]
 
 
-def requests_of(model: str | None, dtype: str, kv_dtype: str, tp: int) -> list[OpRequest]:
+def rounding(word: str | None) -> ExpertActivations:
+    """An `--expert-activations` word."""
+    for choice in _ROUNDING:
+        if choice == (word or "auto"):
+            return choice
+    raise UsageError(f"--expert-activations is {word!r}", hint=f"it takes {', '.join(_ROUNDING)}")
+
+
+def requests_of(
+    model: str | None, dtype: str, kv_dtype: str, tp: int, expert_activations: ExpertActivations = "auto"
+) -> list[OpRequest]:
     """The operators of a model (a directory or its config.json; None: the full-size K3) on one rank of `tp`."""
     from k3hal.checkpoints import full_size_config, generated_model
     from k3hal.model.config import ModelConfig
@@ -51,6 +63,7 @@ def requests_of(model: str | None, dtype: str, kv_dtype: str, tp: int) -> list[O
         config = ModelConfig.from_json(Path(model))
     else:
         config = full_size_config()
+    config = config.with_expert_activations(expert_activations)
     heads = (config.num_heads, config.kda_heads)
     if tp < 1 or any(count % tp for count in heads):
         raise UsageError(
@@ -62,10 +75,12 @@ def requests_of(model: str | None, dtype: str, kv_dtype: str, tp: int) -> list[O
 def call_of(operator: Operator, device: DeviceDescription, dtype: str, phase: str | None, dims: Sequence[str]) -> Call:
     """The class of calls the full-size model makes of an operator, with the given dims put over it.
 
-    An operator the model does not call itself gets the dims of a coarser one it is part of, else those of its samples.
+    What it calls under any `--expert-activations` counts. An operator it does not call itself gets the dims of a
+    coarser one it is part of, else those of its samples.
     """
     wanted = None if phase is None else _phase(phase)
-    base, found = _known_dims(operator, requests_of(None, dtype, dtype, 1), wanted)
+    requests = [request for choice in _ROUNDING for request in requests_of(None, dtype, dtype, 1, choice)]
+    base, found = _known_dims(operator, requests, wanted)
     asked = parse_dims(dims)
     known = {*base, *(name for sample in operator.samples() for name in sample.dims)}
     for name in asked:

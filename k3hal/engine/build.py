@@ -79,7 +79,7 @@ def build(source: Path | GeneratedModel, options: EngineOptions) -> BuiltEngine:
     """As `build_engine`, from a resolved model and checked options."""
     device = probe(options.device)
     runtime = runtime_for(device)
-    checkpoint = open_model(source, mla_latent_norm_eps=options.mla_latent_norm_eps)
+    checkpoint = _opened(source, options)
     config, folder = checkpoint.config, tokenizer_folder(source)
     tokenizer = _tokenizer(Path(options.tokenizer or folder), config)
     defaults, end_ids = read_generation_config(folder, config.vocab_size)
@@ -131,10 +131,19 @@ def estimate_memory(source: Path | GeneratedModel, options: EngineOptions) -> tu
     loaded. Raises as `build` does before that."""
     device = probe(options.device)
     dtype, kv_dtype = choose_dtypes(options, device)
-    checkpoint = open_model(source, mla_latent_norm_eps=options.mla_latent_norm_eps)
+    checkpoint = _opened(source, options)
     layout, runtime = CacheLayout.of(checkpoint.config, dtype, kv_dtype), runtime_for(device)
     graphs = options.graphs and runtime.supports_graphs
     return device, Room(checkpoint, layout, options, runtime, dtype, graphs=graphs).estimate
+
+
+def _opened(source: Path | GeneratedModel, options: EngineOptions) -> Checkpoint | GeneratedModel:
+    """The source checked, its config as the options say."""
+    return open_model(
+        source,
+        mla_latent_norm_eps=options.mla_latent_norm_eps,
+        expert_activations=options.expert_activations,
+    )
 
 
 def assemble_core(

@@ -14,12 +14,19 @@ from k3hal.engine.cache.policies import make_policy
 from k3hal.engine.cache.policy import RetentionPolicy
 from k3hal.engine.ngram import NgramDrafter, parse_drafter
 from k3hal.errors import UsageError
+from k3hal.model.config_parts import ExpertActivations
 
 DType = Literal["auto", "float32", "bfloat16"]
 KvCacheDType = Literal["auto", "bf16", "fp8"]
 WarmUp = Literal["auto", "off", "full"]
 
-_CHOICES = {"dtype": DType, "kv_cache_dtype": KvCacheDType, "fallback": FallbackPolicy, "warm_up": WarmUp}
+_CHOICES = {
+    "dtype": DType,
+    "kv_cache_dtype": KvCacheDType,
+    "expert_activations": ExpertActivations,
+    "fallback": FallbackPolicy,
+    "warm_up": WarmUp,
+}
 
 DEFAULT_MAX_NUM_SEQS = 64
 DEFAULT_MAX_QUEUE = 1024
@@ -38,6 +45,7 @@ MOST_GB = 1e9
 class EngineOptions:
     """Options of `LLM`, `build_engine` and the command line, under the flags' names. None is the engine's choice.
 
+    `expert_activations` `mxfp8` rounds what the routed experts' products take, for models whose experts are in MXFP4;
     `memory_budget` GB (1e9 bytes) for weights, cache and workspace; `max_model_len` tokens of prompt and output
     together; `max_num_seqs` sequences and `max_num_batched_tokens` tokens in one step; `max_queue` requests that may
     wait; `plan` a saved dispatch plan to pin; `ops` provider overrides; `tokenizer` a directory other than the model's;
@@ -58,6 +66,7 @@ class EngineOptions:
     device: str = "auto"
     dtype: DType = "auto"
     kv_cache_dtype: KvCacheDType = "auto"
+    expert_activations: ExpertActivations = "auto"
     memory_budget: float | None = None
     max_model_len: int | None = None
     max_num_seqs: int | None = None

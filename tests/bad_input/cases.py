@@ -127,6 +127,10 @@ COMMANDS = {
     "device elsewhere": Case(GENERATE + "--device mi355x", r"mi355x.* is not here"),
     "dtype": Case(GENERATE + "--dtype float16", r"--dtype: .*'float16'"),
     "cache dtype": Case(GENERATE + "--kv-cache-dtype int4", r"--kv-cache-dtype: .*'int4'"),
+    "expert activations": Case(GENERATE + "--expert-activations fp8", r"--expert-activations: .*'fp8'"),
+    "experts that are not MXFP4": Case(
+        "generate random:kl-tiny --prompt x --expert-activations mxfp8", r"mxfp8 needs experts in mxfp4", code=2
+    ),
     "dtypes that do not go together": Case(GENERATE + "--dtype float32 --kv-cache-dtype bf16", r"kv_cache_dtype bf16"),
     "budget": Case(GENERATE + "--memory-budget 0", r"--memory-budget: .*0"),
     "endless budget": Case(GENERATE + "--memory-budget inf", r"memory_budget is inf"),

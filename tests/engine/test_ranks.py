@@ -17,6 +17,7 @@ from k3hal.dispatch.probe import probe
 from k3hal.errors import UnsupportedError
 from k3hal.model.batch import CacheViews, DecodeBatch, PrefillBatch, StepBatch
 from k3hal.model.config import ModelConfig
+from k3hal.model.config_parts import ExpertActivations
 from k3hal.model.generated import GeneratedModel, GeneratedReader
 from k3hal.model.k3 import K3Model
 from k3hal.model.parallel import ParallelPlan, Shard
@@ -91,10 +92,13 @@ def run(model: K3Model, world: int) -> Tensor:
     return torch.cat([model.logits(model.forward(batch, cache)[batch.logit_rows]) for batch in (first, then)])
 
 
-@pytest.mark.parametrize(("preset", "vocab"), [("nano", 625), ("nano", 626), ("kl-tiny", 626)])
-def test_two_ranks_are_one(preset: str, vocab: int) -> None:
-    """With a latent space and without, a vocabulary that divides and one that does not."""
-    cfg, meeting = config(preset, vocab), Meeting(WORLD)
+@pytest.mark.parametrize(
+    ("preset", "vocab", "activations"),
+    [("nano", 625, "auto"), ("nano", 626, "auto"), ("kl-tiny", 626, "auto"), ("nano", 626, "mxfp8")],
+)
+def test_two_ranks_are_one(preset: str, vocab: int, activations: ExpertActivations) -> None:
+    """With a latent space and without, a vocabulary that divides and one that does not, activations rounded or not."""
+    cfg, meeting = config(preset, vocab).with_expert_activations(activations), Meeting(WORLD)
     wanted = run(load(cfg, ParallelPlan()), 1)
     models = [load(cfg, meeting.plan(rank, WORLD)) for rank in range(WORLD)]
     with ThreadPoolExecutor(WORLD) as threads:

@@ -193,7 +193,10 @@ def test_another_models_files_are_not_found(nano_dir: Path, tmp_path: Path) -> N
     prompt = tokens(10, 200)
     with LLM(nano_dir, **CACHED, prefix_disk_cache=tmp_path) as llm:
         answer(llm, prompt)
-    changed = {"mla_latent_norm_eps": 1e-5}, {"prefix_match_unit": 128}, {"ops": "rms_norm=reference"}
+    changed = (
+        {"mla_latent_norm_eps": 1e-5}, {"prefix_match_unit": 128}, {"ops": "rms_norm=reference"},
+        {"expert_activations": "mxfp8"},
+    )  # fmt: skip
     for options in changed:
         with LLM(nano_dir, **{**CACHED, **options}, prefix_disk_cache=tmp_path) as llm:
             assert answer(llm, prompt)[1] == 0, options

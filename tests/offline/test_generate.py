@@ -49,6 +49,13 @@ def run(nano_dir: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     return generate
 
 
+def test_rounded_activations_are_a_flag(run: Run, nano_dir: Path) -> None:
+    flags = ("--prompt", "Hello", "--max-tokens", 8, "--temperature", 0, "--expert-activations", "mxfp8")
+    with LLM(nano_dir, dtype="float32", expert_activations="mxfp8") as rounding:
+        expected = rounding.generate("Hello", SamplingParams(max_tokens=8, temperature=0))[0].outputs[0].text
+    assert run(*flags).out == expected + "\n"
+
+
 def test_text_on_stdout_and_the_rest_on_stderr(run: Run, llm: LLM) -> None:
     flags = ("--prompt", "Hello", "--max-tokens", 12, "--temperature", 0)
     expected = llm.generate("Hello", SamplingParams(max_tokens=12, temperature=0))[0].outputs[0].text

@@ -110,9 +110,19 @@ def test_a_model_that_does_not_fit_is_a_problem(nano_dir: Path, capsys: pytest.C
     assert "--memory-budget" in report["problems"][0]
 
 
+def test_experts_that_cannot_round_are_a_problem(nano_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--device", "cpu", "--expert-activations", "mxfp8", "--json"]
+    assert main(["doctor", str(nano_dir), *asked]) == 0
+    assert json.loads(capsys.readouterr().out)["memory"]["model"] == nano_dir.name
+    assert main(["doctor", "random:kl-tiny", *asked]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["memory"] is None and "mxfp8 needs experts in mxfp4" in report["problems"][0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--expert-activations", "mxfp8"], "--expert-activations is given without a MODEL"),
         (["--max-num-seqs", "3"], "--max-num-seqs is given without a MODEL"),
         (["/nowhere"], "'/nowhere' is not a directory"),
         (["MODEL", "--max-num-seqs", "0"], "max-num-seqs"),

@@ -86,6 +86,14 @@ def test_an_unreadable_file(tmp_path: Path, name: str) -> None:
         load_settings(Settings, {}, tmp_path / name, {})
 
 
+def test_expert_activations(tmp_path: Path) -> None:
+    config = _write(tmp_path, "expert-activations: mxfp8")
+    assert load_settings(Settings, {}, config, {}).engine_options()["expert_activations"] == "mxfp8"
+    assert load_settings(Settings, {"expert_activations": "auto"}, config, {}).expert_activations == "auto"
+    with pytest.raises(ConfigError, match="expert-activations: input should be 'auto' or 'mxfp8', got 'fp8'"):
+        load_settings(Settings, {}, _write(tmp_path, "expert-activations: fp8"), {})
+
+
 def test_a_bad_flag_is_named_as_a_flag() -> None:
     with pytest.raises(UsageError, match=r"^--kv-cache-dtype: input should be .* got 'int3'"):
         load_settings(Settings, {"kv_cache_dtype": "int3"}, None, {})

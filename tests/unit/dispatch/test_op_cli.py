@@ -111,6 +111,27 @@ def test_a_plan_is_saved_pinned_and_compared(run: Run, tmp_path: Path) -> None:
     assert "was made for heads=12, this model has heads=96" in err
 
 
+@pytest.mark.parametrize("tp", ["1", "8"])
+def test_rounded_activations_are_planned_with_their_operator(run: Run, tp: str) -> None:
+    """And with the finer operators around it: the coarse one rounds nothing."""
+    asked = ("--device", "b200", "--tp", tp)
+    plain, rounded = (
+        {e["op"]: e for e in _json(run, "op", "plan", *asked, *flags)["entries"]}
+        for flags in ((), ("--expert-activations", "mxfp8"))
+    )
+    assert set(plain) - set(rounded) == {"latent_moe"} and set(rounded) - set(plain) == {"moe_experts_a8w4"}
+    experts, dims = rounded["moe_experts_a8w4"], {"experts": 896, "top_k": 16, "activation": "situ", "hidden": 3584}
+    assert experts["dims"] == dims | {"intermediate": 3072 // int(tp)} and experts["layers"] == list(range(1, 93))
+
+
+def test_explain_knows_the_calls_of_rounded_activations(run: Run) -> None:
+    told = _json(run, "op", "explain", "moe_experts_a8w4", "--device", "b200")
+    assert told["dims"] == _json(run, "op", "explain", "moe_experts_mxfp4", "--device", "b200")["dims"]
+    assert told["dims"]["experts"] == 896
+    here = _json(run, "op", "explain", "moe_experts_a8w4", "--device", "cpu")
+    assert (here["decision"]["provider"], here["mxfp4"]["path"]) == ("cpu.rounded", "dequantised")
+
+
 def test_a_plan_prints_as_a_table(run: Run) -> None:
     code, out, _ = run("op", "plan", "--device", "mi355x")
     assert code == 0
@@ -147,6 +168,12 @@ def test_explain_asks_everyone_and_says_what_decided(run: Run) -> None:
         (("plan", "/no/such/model"), 4, "'/no/such/model' is neither a directory nor a config.json"),
         (("plan", "--dtype", "float16"), 4, "--dtype is 'float16' (it takes auto, bfloat16, float32)"),
         (("plan", "--kv-cache-dtype", "int8"), 4, "--kv-cache-dtype is 'int8' (it takes auto, bf16, fp8)"),
+        (("plan", "--expert-activations", "fp8"), 4, "--expert-activations is 'fp8' (it takes auto, mxfp8)"),
+        (
+            ("plan", "random:kl-tiny", "--expert-activations", "mxfp8"),
+            2,
+            "needs experts in mxfp4, this model's are in bf16",
+        ),
         (("plan", "--tp", "7"), 4, "--tp is 7 (it must divide the model's 96 heads)"),
         (("plan", "--tp", "0"), 4, "--tp is 0"),
         (("plan", "--fallback", "never"), 4, "unknown fallback policy 'never' (it is strict or warn)"),
