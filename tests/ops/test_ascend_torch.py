@@ -14,6 +14,7 @@ from k3hal.debug.check import check
 from k3hal.debug.target import Target
 from k3hal.dispatch.describe import describe
 from k3hal.dispatch.operator import Sample
+from k3hal.dispatch.ops._mx_rounding import mxfp8_rounded
 from k3hal.dispatch.provider import Provider
 from k3hal.dispatch.registry import default_registry, get_operator, operator_names
 
@@ -42,7 +43,10 @@ def test_a_provider_gives_the_operators_answer(op: str, sample: Sample) -> None:
     assert verdict.ok, verdict.reasons
 
 
-@pytest.mark.parametrize("op", ["mla_decode", "mla_prefill", "moe_experts", "moe_experts_mxfp4", "moe_experts_int4"])
+EXPERTS = ("moe_experts", "moe_experts_a8w4", "moe_experts_mxfp4", "moe_experts_int4")
+
+
+@pytest.mark.parametrize("op", ["mla_decode", "mla_prefill", *EXPERTS])
 def test_small_scratch_changes_no_answer(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
     """Cached rows in many blocks, and the choices of few tokens at a time."""
     for module in (mla_decode, mla_prefill, experts):
@@ -54,7 +58,7 @@ def test_small_scratch_changes_no_answer(monkeypatch: pytest.MonkeyPatch, op: st
 
 def test_many_choices_go_expert_by_expert(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experts, "FEW", 0)
-    for op in ("moe_experts", "moe_experts_mxfp4", "moe_experts_int4"):
+    for op in EXPERTS:
         for sample in samples_of(get_operator(op), tags=TAGS):
             verdict = check(sample_case(get_operator(op), sample), Target.of(_provider(op)))
             assert verdict.ok, (op, sample.name, verdict.reasons)
@@ -115,3 +119,10 @@ def test_every_provider_is_for_ascend_alone() -> None:
     for op in OPERATORS:
         assert _provider(op).needs.vendors == ("ascend",)
     assert call_on["ascend_950"] == "ascend" and _plain.PRIORITY < 30
+
+
+def test_rounding_to_mxfp8_by_fp32_is_the_operators() -> None:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(64, 64, generator=g) * torch.exp2(torch.randint(-140, 127, (64, 1), generator=g).float())
+    x[0], x[1], x[2, 5], x[3, 40] = torch.arange(-32, 32) / 16, 0.0, torch.nan, torch.inf
+    assert torch.equal(experts.mxfp8_rounded(x).nan_to_num(7.0), mxfp8_rounded(x).nan_to_num(7.0))
