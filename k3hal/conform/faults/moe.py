@@ -11,10 +11,11 @@ from torch import Tensor
 from k3hal.conform.faults.activation import ACTIVATION
 from k3hal.conform.faults.fault import Arguments, Catalogue, Right
 from k3hal.dispatch.ops.latent_moe import EXPERTS as EXPERTS_OF
+from k3hal.dispatch.ops.moe_experts_mxfp4 import moe_experts_mxfp4
 
 EXPERTS, LATENT = Catalogue(), Catalogue()
-MXFP4, INT4 = "moe_experts_mxfp4", "moe_experts_int4"
-FORMATS = ("moe_experts", MXFP4, INT4)
+MXFP4, A8W4, INT4 = "moe_experts_mxfp4", "moe_experts_a8w4", "moe_experts_int4"
+FORMATS = ("moe_experts", MXFP4, A8W4, INT4)
 
 
 @EXPERTS.fault(*FORMATS)
@@ -139,25 +140,25 @@ def one_scale_doubled(right: Right, args: Arguments) -> Any:
     return right(args, w2_scale=scale)
 
 
-@EXPERTS.fault(MXFP4, INT4)
+@EXPERTS.fault(MXFP4, A8W4, INT4)
 def nibbles_swapped(right: Right, args: Arguments) -> Any:
     """The high nibble comes first."""
     return right(args, **{name: args[name] >> 4 | (args[name] & 15) << 4 for name in ("w13", "w2")})
 
 
-@EXPERTS.fault(MXFP4, INT4)
+@EXPERTS.fault(MXFP4, A8W4, INT4)
 def scale_of_the_next_group(right: Right, args: Arguments) -> Any:
     """Every group has its neighbour's scale."""
     return right(args, **{name: args[name].roll(1, -1) for name in ("w13_scale", "w2_scale")})
 
 
-@EXPERTS.fault(MXFP4, INT4)
+@EXPERTS.fault(MXFP4, A8W4, INT4)
 def scale_of_the_next_row(right: Right, args: Arguments) -> Any:
     """Every row has its neighbour's scales: the scale tensor was swizzled and not read so."""
     return right(args, w13_scale=args["w13_scale"].roll(1, 1))
 
 
-@EXPERTS.fault(MXFP4, INT4)
+@EXPERTS.fault(MXFP4, A8W4, INT4)
 def scale_of_the_first_expert(right: Right, args: Arguments) -> Any:
     """All experts use the first one's scales."""
     return right(args, w2_scale=args["w2_scale"][:1].expand_as(args["w2_scale"]).contiguous())
@@ -167,6 +168,18 @@ def scale_of_the_first_expert(right: Right, args: Arguments) -> Any:
 def activations_quantised(right: Right, args: Arguments) -> Any:
     """Activations are rounded to fp8 on the way in: W4A8 under the name of W4A16."""
     return right(args, x=args["x"].to(torch.float8_e4m3fn).to(args["x"].dtype))
+
+
+@EXPERTS.fault(A8W4)
+def rounded_to_two_bits_of_mantissa(right: Right, args: Arguments) -> Any:
+    """Activations are rounded to E5M2, the other format of eight bits."""
+    return right(args, x=args["x"].to(torch.float8_e5m2).to(args["x"].dtype))
+
+
+@EXPERTS.fault(A8W4)
+def activations_not_rounded(right: Right, args: Arguments) -> Any:
+    """Activations are multiplied as they are: W4A16 under the name of W4A8."""
+    return moe_experts_mxfp4(**args)
 
 
 @EXPERTS.fault(INT4)
