@@ -7,17 +7,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from k3hal.backends.triton.kernels.mxfp8 import power
 from k3hal.dispatch.ops.mx_dequantize import GROUP
 
 GROUPS = 32
 """Groups a program."""
-
-
-@triton.jit
-def _power(exponent):
-    """2^exponent as fp32, for exponents from -127 to 127."""
-    bits = tl.where(exponent == -127, 0x00400000, (exponent + 127) << 23)
-    return bits.to(tl.int32).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -29,9 +23,9 @@ def _dequantize(packed, scales, out, groups, GROUPS: tl.constexpr):
     byte = tl.load(packed + at, live[:, None], 0).to(tl.int32)
     code = tl.reshape(tl.join(byte & 15, byte >> 4), [GROUPS, 32])
     # The sign, and an exponent of 0 to 3 with one bit of mantissa, are fp32 bits of 2^-126 of the value.
-    value = ((code & 8) << 28 | (code & 7) << 22).to(tl.float32, bitcast=True) * _power(126)
-    power = tl.where(scale == 255, float("nan"), _power(scale - 127))
-    number = value * power[:, None]
+    value = ((code & 8) << 28 | (code & 7) << 22).to(tl.float32, bitcast=True) * power(126)
+    factor = tl.where(scale == 255, float("nan"), power(scale - 127))
+    number = value * factor[:, None]
     tl.store(out + group[:, None] * 32 + tl.arange(0, 32)[None, :], number.to(out.dtype.element_ty), live[:, None])
 
 
@@ -45,7 +39,7 @@ def _quantize(x, packed, scales, groups, GROUPS: tl.constexpr):
     largest = tl.max(bits & 0x7FFFFFFF, 1)
     finite = largest < 0x7F800000
     exponent = tl.maximum((largest >> 23) - 129, -127)
-    size = (bits & 0x7FFFFFFF).to(tl.float32, bitcast=True) * _power(-exponent)[:, None]
+    size = (bits & 0x7FFFFFFF).to(tl.float32, bitcast=True) * power(-exponent)[:, None]
     code = (size > 0.25).to(tl.int32) + (size >= 0.75).to(tl.int32) + (size > 1.25).to(tl.int32)
     code += (size >= 1.75).to(tl.int32) + (size > 2.5).to(tl.int32) + (size >= 3.5).to(tl.int32)
     code += (size > 5.0).to(tl.int32) + tl.where(bits < 0, 8, 0)
