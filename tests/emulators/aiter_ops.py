@@ -13,6 +13,7 @@ from itertools import pairwise
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -225,26 +226,24 @@ EMULATORS: dict[Function, Callable[..., Any]] = {
 def emulated() -> Iterator[list[str]]:
     """AITER can be imported, and is these functions under the signatures that are recorded. Gives the names of those
     that are called, as they come."""
-    before, called = dict(sys.modules), list[str]()
-    install(called)
-    try:
+    called: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        install(called, patch)
         yield called
-    finally:
-        for name in set(sys.modules) - set(before):
-            del sys.modules[name]
-        loaded.cache_clear()
+    loaded.cache_clear()
 
 
-def install(called: list[str]) -> None:
-    """Put the emulators in AITER's place for the rest of this process."""
-    package = sys.modules.setdefault("aiter", ModuleType("aiter"))
-    for name, values in KINDS.items():
-        setattr(package, name, values)
+def install(called: list[str], patch: pytest.MonkeyPatch) -> None:
+    """Put the emulators in AITER's place until `patch` is undone."""
     for function, emulator in EMULATORS.items():
         parts = function.module.split(".")
-        for end in range(1, len(parts) + 1):
-            sys.modules.setdefault(".".join(parts[:end]), ModuleType(parts[end - 1]))
-        setattr(sys.modules[function.module], function.name, _strict(function, emulator, called))
+        for name in (".".join(parts[:end]) for end in range(1, len(parts) + 1)):
+            if name not in sys.modules:
+                patch.setitem(sys.modules, name, ModuleType(name))
+        strict = _strict(function, emulator, called)
+        patch.setattr(sys.modules[function.module], function.name, strict, raising=False)
+    for name, values in KINDS.items():
+        patch.setattr(sys.modules["aiter"], name, values, raising=False)
     loaded.cache_clear()
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from importlib import import_module
 
+import pytest
+
 from k3hal.dispatch import Backend
 from k3hal.dispatch.emulated import emulate
 from k3hal.dispatch.stand_in import StandIn
 
 BACKEND = Backend(name="emulated_mi355x", vendors=("amd",), auto=False)
 
-import_module("aiter_ops").install([])
+import_module("aiter_ops").install([], pytest.MonkeyPatch())
 emulate("mi355x", StandIn("gfx950", 256, 160 << 10))

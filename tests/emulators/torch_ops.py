@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 
 from k3hal.dispatch.contracts import Record
@@ -32,24 +33,26 @@ def registered(emulators: Mapping[Function, Emulator]) -> Iterator[list[str]]:
     """The operators exist for the CPU, and the modules that would register them can be imported. Gives the names of
     those that are called, as they come."""
     called: list[str] = []
-    before, libraries = dict(sys.modules), install(emulators, called)
-    try:
-        yield called
-    finally:
-        for library in libraries:
-            library._destroy()
-        for name in set(sys.modules) - set(before):
-            del sys.modules[name]
-        loaded.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        libraries = install(emulators, called, patch)
+        try:
+            yield called
+        finally:
+            for library in libraries:
+                library._destroy()
+    loaded.cache_clear()
 
 
-def install(emulators: Mapping[Function, Emulator], called: list[str]) -> list[torch.library.Library]:
-    """As `registered`, for as long as what this gives lives."""
+def install(
+    emulators: Mapping[Function, Emulator], called: list[str], patch: pytest.MonkeyPatch
+) -> list[torch.library.Library]:
+    """As `registered`, for as long as what this gives lives and `patch` is not undone."""
     libraries = []
     for function, emulator in emulators.items():
         if function.load:
             for part in (function.load.partition(".")[0], function.load):
-                sys.modules.setdefault(part, ModuleType(part))
+                if part not in sys.modules:
+                    patch.setitem(sys.modules, part, ModuleType(part))
         libraries.append(_registered(function, emulator, called))
     loaded.cache_clear()
     return libraries

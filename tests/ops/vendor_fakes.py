@@ -9,6 +9,7 @@ from operator import attrgetter
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -27,18 +28,17 @@ TILE = 16
 def installed(fakes: dict[Function, Callable[..., Any]]) -> Iterator[list[dict[str, Any]]]:
     """Modules with these functions in place of the real ones; gives the arguments of every call as they come."""
     calls: list[dict[str, Any]] = []
-    before = dict(sys.modules)
-    for function, fake in fakes.items():
-        module = sys.modules.setdefault(f"{function.module}", ModuleType(function.module))
-        owner, _, name = function.name.rpartition(".")
-        setattr(attrgetter(owner)(module) if owner else module, name, _strict(function, fake, calls))
-    loaded.cache_clear()
-    try:
-        yield calls
-    finally:
-        for name in set(sys.modules) - set(before):
-            del sys.modules[name]
+    with pytest.MonkeyPatch.context() as patch:
+        for function, fake in fakes.items():
+            if function.module not in sys.modules:
+                patch.setitem(sys.modules, function.module, ModuleType(function.module))
+            owner, _, name = function.name.rpartition(".")
+            module = sys.modules[function.module]
+            holder = attrgetter(owner)(module) if owner else module
+            patch.setattr(holder, name, _strict(function, fake, calls), raising=False)
         loaded.cache_clear()
+        yield calls
+    loaded.cache_clear()
 
 
 def _strict(function: Function, fake: Callable[..., Any], calls: list[dict[str, Any]]) -> Callable[..., Any]:
