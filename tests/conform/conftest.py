@@ -14,10 +14,12 @@ import pytest
 from k3hal.conform.package import write_report
 from k3hal.conform.pool import Limits
 from k3hal.conform.run import How, run
-from k3hal.conform.selection import Selection
+from k3hal.conform.selection import Selection, registry_with
 from k3hal.dispatch import registry as registries
 from k3hal.dispatch.probe import probe
 from k3hal.dispatch.registry import Registry, default_registry
+
+from ..once import made_once
 
 BACKEND = "broken_backend"
 Edit = Callable[[dict[str, Any]], None]
@@ -26,16 +28,19 @@ Edit = Callable[[dict[str, Any]], None]
 @pytest.fixture(scope="module")
 def broken_package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A quick run over the broken backend alone. Read-only by agreement; while it lives the backend is registered."""
-    out = tmp_path_factory.mktemp("conform") / "package"
     there = default_registry()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registries, "_default", [Registry(dict(there.backends), list(there.providers))])
         patch.syspath_prepend(str(Path(__file__).parent))
         patch.setenv("PYTHONPATH", ":".join(filter(None, sys.path)))
         selection = Selection.on(probe("cpu"), "broken", "silu_and_mul", quick=True)
-        run(selection, out, How(jobs=1, limits=Limits(check=6.0), plugins=(BACKEND,)), lambda *_: None)
-        clean(out)
-        yield out
+
+        def make(out: Path) -> None:
+            run(selection, out, How(jobs=1, limits=Limits(check=6.0), plugins=(BACKEND,)), lambda *_: None)
+            clean(out)
+
+        registry_with([BACKEND])
+        yield made_once(tmp_path_factory, "broken-package", make)
 
 
 def clean(package: Path) -> None:

@@ -26,6 +26,7 @@ from k3hal.cli.app import VERBS
 from k3hal.env import VARIABLES
 
 from .console import FENCE, mismatch, run_session, session
+from .shared_cache import with_what_this_machine_has
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -56,7 +57,7 @@ def _parameters(*kinds: str) -> list[object]:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """The environment of an example: `k3hal` and `python` are this interpreter's, home and cache are empty folders."""
+    """The environment of an example: `k3hal` and `python` are this interpreter's, home is an empty folder."""
     tools = tmp_path / "bin"
     tools.mkdir()
     for name, command in {"k3hal": "-m k3hal", "python": ""}.items():
@@ -68,7 +69,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
         "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(paths),
         "HOME": str(tmp_path),
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "XDG_CACHE_HOME": str(with_what_this_machine_has(tmp_path / "cache")),
     }
 
 

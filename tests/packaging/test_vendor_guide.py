@@ -22,9 +22,9 @@ import pytest
 
 import k3hal
 from k3hal.conform.environment import statement
-from k3hal.dispatch.cache_dir import cache_dir
 
 from .console import mismatch, run_session, session
+from .shared_cache import with_what_this_machine_has
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = ROOT / "docs" / "vendor.md"
@@ -42,11 +42,6 @@ class Reader:
     def __init__(self, home: Path) -> None:
         self.home, self.cwd = home, home
         self._socket = home / "k3hal.sock"
-        # Compiled code is named by its sources: what this machine has need not be compiled again.
-        native = cache_dir() / "native"
-        native.mkdir(parents=True, exist_ok=True)
-        (home / "cache" / "k3hal").mkdir(parents=True)
-        (home / "cache" / "k3hal" / "native").symlink_to(native)
         self._server: subprocess.Popen[bytes] | None = None
         python = _environment_with_k3hal(home / "env")
         command = python.with_name("k3hal")
@@ -58,7 +53,7 @@ class Reader:
             "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": str(Path(k3hal.__file__).absolute().parents[1]),
             "HOME": str(home),
-            "XDG_CACHE_HOME": str(home / "cache"),
+            "XDG_CACHE_HOME": str(with_what_this_machine_has(home / "cache")),
             # What pip would fetch is in this interpreter's environment, and there may be no network.
             "PIP_NO_INDEX": "1",
             "PIP_NO_DEPS": "1",
