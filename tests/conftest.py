@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -22,6 +23,13 @@ def interruptible() -> None:
     """Ctrl-C as in a terminal, here and in child processes: what a shell starts in the background ignores it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _young_heap() -> None:
+    """Collecting garbage looks at what a module's tests make, and not over and over at all that is imported."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
