@@ -18,6 +18,16 @@ from k3hal.model.write import write_preset
 _REPO = Path(__file__).resolve().parents[1]
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What long tests counted, by `record_property("seen", …)`: a log of theirs says more than that they passed."""
+    reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, ())]
+    said = [(report.nodeid, value) for report in reports for name, value in report.user_properties if name == "seen"]
+    if said:
+        terminalreporter.section("seen")
+    for nodeid, value in sorted(said, key=lambda one: one[0]):
+        terminalreporter.line(f"{nodeid}: {value}")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def interruptible() -> None:
     """Ctrl-C as in a terminal, here and in child processes: what a shell starts in the background ignores it."""
