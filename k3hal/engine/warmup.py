@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from k3hal.engine.cache.layout import CacheLayout
 from k3hal.engine.constraint import Matcher
+from k3hal.engine.largest import Bounds, Step, largest_steps
 from k3hal.engine.sampling import Sampling
 from k3hal.engine.step_plan import BEFORE_ALL, RowBinding, StepPlan, StepResult
 from k3hal.sampling_params import MAX_LOGPROBS
@@ -62,106 +63,10 @@ def trials(sizes: Sizes, arena_runs: int | None = None) -> Iterator[Trial]:
     They go to a runner whose cache nobody uses yet: what they write lies in memory that belongs to no sequence, and
     several of their sequences share pages and slots, so that `arena_runs` runs are enough. Their answers mean nothing.
     """
-    seqs, tokens, length = sizes.max_num_seqs, sizes.max_num_batched_tokens, sizes.max_model_len
-    chunk, most = min(tokens, length), min(tokens, seqs * length)
-    full, many = _split(most, -(-most // chunk)), _split(most, seqs)
-    decodes = _contexts(sizes, seqs)
-    last = min(chunk, length - 1)
-    prompts = "--max-num-batched-tokens"
-    steps = [
-        _Step(f"the largest prompt of one step ({chunk} tokens)", prompts, [0] * len(full), full),
-        _Step(f"{len(many)} prompts in one step", f"{prompts} or --max-num-seqs", [0] * len(many), many),
-        _Step(
-            f"the largest batch ({seqs} sequences, up to {length} tokens)", "--max-num-seqs", decodes, [1] * seqs, seqs
-        ),
-        _Step(
-            f"the end of the longest prompt ({length} tokens)",
-            f"--max-model-len or {prompts}",
-            [length - last],
-            [last],
-        ),
-        *_beside(sizes, "the largest batch", f"--max-model-len, {prompts}", decodes, [1] * seqs, 0),
-        # Scratch of prompts may be as wide as the longest of them for each: the end of a long one among short ones.
-        _Step(
-            f"{len(many)} prompts in one step, one of {length} tokens",
-            f"--max-model-len, --max-num-seqs or {prompts}",
-            [length - many[0], *[0] * (len(many) - 1)],
-            many,
-        ),
-        *_with_drafts(sizes, decodes),
-        _Step("a batch without sampling", "--max-num-seqs", decodes, [1] * seqs, seqs, sampling=False),
-    ]
-    for number, step in enumerate(steps):
+    bounds = Bounds(sizes.max_num_seqs, sizes.max_num_batched_tokens, sizes.max_model_len, sizes.drafts)
+    for number, step in enumerate(largest_steps(bounds, _contexts(sizes, sizes.max_num_seqs))):
         plan = _plan(sizes, arena_runs or sizes.num_runs, number, step)
         yield Trial(step.name, step.flag, plan)
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """Cached and new tokens of each sequence, those that decode and those that verify drafts first."""
-
-    name: str
-    flag: str
-    contexts: Sequence[int]
-    new: Sequence[int]
-    num_decodes: int = 0
-    num_verifies: int = 0
-    sampling: bool = True
-
-
-def _with_drafts(sizes: Sizes, decodes: Sequence[int]) -> Iterator[_Step]:
-    """The largest batch with as many drafts as there may be, alone and beside prompts.
-
-    Drafts take half of a step's tokens at most.
-    """
-    seqs, drafts = sizes.max_num_seqs, sizes.drafts
-    verifying = min(seqs, sizes.max_num_batched_tokens // 2 // drafts) if drafts else 0
-    most = sizes.max_model_len - 1 - drafts
-    if verifying and most > 0:
-        name = f"the largest batch ({seqs} sequences) with {drafts} drafts for {verifying} of them"
-        # The longest is among them.
-        contexts = [min(context, most) if i >= seqs - verifying else context for i, context in enumerate(decodes[::-1])]
-        new = [*[1] * (seqs - verifying), *[1 + drafts] * verifying]
-        yield _Step(name, "--draft or --max-num-seqs", contexts, new, seqs - verifying, verifying)
-        yield from _beside(sizes, name, "--draft, --max-num-batched-tokens", contexts, new, verifying)
-
-
-def _beside(
-    sizes: Sizes, name: str, flags: str, contexts: Sequence[int], new: Sequence[int], verifying: int
-) -> Iterator[_Step]:
-    """A batch, `verifying` at its end, in which prompts take the place of one sequence, and of as few as fill the step.
-
-    What a step with more sequences and fewer tokens takes lies between the two.
-    """
-    seqs, length = len(new), sizes.max_model_len
-
-    def with_prompts(count: int) -> tuple[int, list[int]]:
-        """Sequences that stay, decodes left out first, and the prompts' tokens."""
-        stay = seqs - count
-        taken = stay + (new[-1] - 1) * min(verifying, stay)
-        return stay, _split(max(min(sizes.max_num_batched_tokens - taken, count * length), 0), count)
-
-    def full(count: int) -> bool:
-        return count == seqs or sum(with_prompts(count)[1]) < count * length
-
-    for count in dict.fromkeys([1, next(filter(full, range(1, seqs + 1)))]):
-        stay, prompts = with_prompts(count)
-        if stay and prompts:
-            verifies = min(verifying, stay)
-            what = "prompt" if len(prompts) == 1 else f"of {len(prompts)} prompts"
-            yield _Step(
-                f"the end of the longest {what} ({length} tokens) beside {name}",
-                f"{flags} or --max-num-seqs",
-                [*contexts[seqs - stay :], length - prompts[0], *[0] * (len(prompts) - 1)],
-                [*new[seqs - stay :], *prompts],
-                stay - verifies,
-                verifies,
-            )
-
-
-def _split(total: int, parts: int) -> list[int]:
-    """`total` as `parts` numbers that differ by one at most, the larger ones first, those of zero left out."""
-    return [n for i in range(parts) if (n := total // parts + (i < total % parts))]
 
 
 def _contexts(sizes: Sizes, count: int) -> list[int]:
@@ -172,7 +77,7 @@ def _contexts(sizes: Sizes, count: int) -> list[int]:
     return [longest, *[each] * (count - 1)]
 
 
-def _plan(sizes: Sizes, arena_runs: int, number: int, step: _Step) -> StepPlan:
+def _plan(sizes: Sizes, arena_runs: int, number: int, step: Step) -> StepPlan:
     """The plan of a step; KV lies in the first run behind the null run."""
     contexts, new = step.contexts, step.new
     sampling = _everything(number) if step.sampling else _nothing()

@@ -15,7 +15,6 @@ from vllm.v1.kv_cache_interface import MLAAttentionSpec, get_kv_quant_mode
 
 from k3hal.model.batch import CacheViews
 from k3hal.model.config import ModelConfig
-from k3hal.model.requests import PAGE_TOKENS
 from k3hal.vllm.backends import KdaBackend, MlaBackend
 from k3hal.vllm.names import KDA_BACKEND
 from k3hal.vllm.sizes import CacheDtypes, StateShapes, latent_width, state_shapes
@@ -111,14 +110,3 @@ class Caches:
             conv, state = zip(*(layer.kv_cache for layer in self.kda), strict=True)
             self._views = CacheViews(kv=tuple(layer.kv for layer in self.mla), conv=conv, state=state)
         return self._views
-
-    def scratch(self, num_tokens: int, device: torch.device) -> CacheViews:
-        """Caches for one sequence of `num_tokens` tokens, and null pages and slots; all layers share them."""
-        pages = 1 + -(-num_tokens // PAGE_TOKENS)
-        conv, state = state_shapes(self.cfg, self.tp)
-        kv = torch.zeros(pages, PAGE_TOKENS, latent_width(self.cfg), device=device).to(self.dtypes.kv)
-        return CacheViews(
-            kv=(kv,) * len(self.mla),
-            conv=(torch.zeros(2, *conv, dtype=self.dtypes.conv, device=device),) * len(self.kda),
-            state=(torch.zeros(2, *state, dtype=torch.float32, device=device),) * len(self.kda),
-        )

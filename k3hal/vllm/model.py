@@ -14,15 +14,17 @@ from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.mamba.mamba_utils import MambaStateCopyFuncCalculator
 
 from k3hal.dispatch.runtime import runtime_for
+from k3hal.engine.largest import Bounds
 from k3hal.errors import UnsupportedError
+from k3hal.model.batch import CacheViews
 from k3hal.model.generated import GeneratedModel
 from k3hal.model.k3 import K3Model
 from k3hal.model.requests import PAGE_TOKENS
 from k3hal.vllm import limits
 from k3hal.vllm.caches import Caches
 from k3hal.vllm.dispatch import parallel_of, watched_plan
-from k3hal.vllm.sizes import StateShapes, cache_dtypes, state_shapes
-from k3hal.vllm.step import layer_batches, scratch_step
+from k3hal.vllm.sizes import StateShapes, cache_dtypes, scratch_views, state_shapes
+from k3hal.vllm.step import StepRows, StepSlots, largest_scratch_steps, layer_batches, scratch_step
 from k3hal.vllm.weights import config_of, open_weights, source_of
 
 _log = logging.getLogger("vllm.k3hal")
@@ -53,6 +55,9 @@ class KimiLinearForCausalLM(nn.Module):
         self.watch = watched_plan(self.cfg, vllm_config, self.dtypes, self.parallel)
         context = vllm_config.compilation_config.static_forward_context
         self.caches = Caches(self.cfg, self.dtypes, self.parallel.world, prefix, context)
+        scheduler = vllm_config.scheduler_config
+        self.bounds = Bounds(scheduler.max_num_seqs, scheduler.max_num_batched_tokens, model.max_model_len)
+        self._untried = True
         self._model: K3Model | None = None
         if isinstance(self.source, GeneratedModel):  # nobody calls `load_weights` then
             self.load_weights(())
@@ -88,7 +93,8 @@ class KimiLinearForCausalLM(nn.Module):
     ) -> Tensor:
         """Hidden states [T, D] before the final norm; advances the caches vLLM has bound.
 
-        No layer uses a position. Without metadata vLLM measures memory: the step is one prompt in caches of its own.
+        No layer uses a position. Without metadata vLLM measures memory: the step is one prompt in caches of its own,
+        and on an accelerator, the first time, the steps that need most of it are tried before.
         """
         metadata = get_forward_context().attn_metadata
         if metadata is None:
@@ -99,8 +105,17 @@ class KimiLinearForCausalLM(nn.Module):
             return self.model.forward_unnormed(batches[0].token_ids, batches, self.caches.views)
 
     def _try_out(self, input_ids: Tensor) -> Tensor:
-        rows, slots = scratch_step(input_ids.shape[0], PAGE_TOKENS, self.device)
-        views = self.caches.scratch(input_ids.shape[0], self.device)
+        tokens = input_ids.shape[0]
+        pages = -(-tokens // PAGE_TOKENS)
+        views = scratch_views(self.cfg, self.dtypes, self.parallel.world, pages, self.device)
+        # A CPU's cache is as large as its user says, whatever steps take; there the longest ones take minutes.
+        if self._untried and self.device.type != "cpu" and tokens >= self.bounds.max_num_batched_tokens:
+            self._untried = False
+            for count, *step in largest_scratch_steps(self.bounds, pages, PAGE_TOKENS, self.device):
+                self._run(input_ids[:count], views, *step)
+        return self._run(input_ids, views, *scratch_step([0], [tokens], pages, pages, PAGE_TOKENS, self.device))
+
+    def _run(self, input_ids: Tensor, views: CacheViews, rows: StepRows, slots: StepSlots) -> Tensor:
         steps = [slots if self.cfg.is_kda(i) else rows for i in range(self.cfg.num_layers)]
         batches = layer_batches(input_ids.long(), steps)
         return self.model.forward_unnormed(batches[0].token_ids, batches, views)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from k3hal.errors import UnsupportedError
+from k3hal.model.batch import CacheViews
 from k3hal.model.config import ModelConfig
+from k3hal.model.requests import PAGE_TOKENS
 
 StateShapes = tuple[tuple[int, int], tuple[int, int, int]]
 
@@ -42,3 +44,15 @@ def state_shapes(cfg: ModelConfig, tp: int) -> StateShapes:
     """One slot of one KDA layer on one of `tp` ranks: the convolution's window [W - 1, 3 H K], the state [H, V, K]."""
     heads, dim = cfg.kda_heads // tp, cfg.kda_head_dim
     return (cfg.conv_width - 1, 3 * heads * dim), (heads, dim, dim)
+
+
+def scratch_views(cfg: ModelConfig, dtypes: CacheDtypes, tp: int, num_pages: int, device: torch.device) -> CacheViews:
+    """Caches of so many pages and one slot, besides the null page and slot; all layers of a kind share them."""
+    conv, state = state_shapes(cfg, tp)
+    kda, mla = len(cfg.kda_layers), cfg.num_layers - len(cfg.kda_layers)
+    kv = torch.zeros(1 + num_pages, PAGE_TOKENS, latent_width(cfg), device=device).to(dtypes.kv)
+    return CacheViews(
+        kv=(kv,) * mla,
+        conv=(torch.zeros(2, *conv, dtype=dtypes.conv, device=device),) * kda,
+        state=(torch.zeros(2, *state, dtype=torch.float32, device=device),) * kda,
+    )

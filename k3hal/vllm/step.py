@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from k3hal.engine.largest import Bounds, largest_steps
 from k3hal.model.batch import DecodeBatch, PrefillBatch, StepBatch
 
 
@@ -101,17 +103,33 @@ def layer_batches(token_ids: Tensor, steps: Sequence[StepRows | StepSlots]) -> l
     return [batches[id(step)] for step in steps]
 
 
-def scratch_step(num_tokens: int, page_tokens: int, device: torch.device) -> tuple[StepRows, StepSlots]:
-    """A step of one prompt of `num_tokens` tokens, in pages 1 onwards, and its slot, the first that is not null."""
-    pages = -(-num_tokens // page_tokens)
-    seq_lens = torch.tensor([num_tokens], dtype=torch.int32, device=device)
-    rows = StepRows(
-        num_decodes=0,
-        page_table=torch.arange(1, pages + 1, dtype=torch.int32, device=device).unsqueeze(0),
-        seq_lens=seq_lens,
-        kv_rows=torch.arange(page_tokens, page_tokens + num_tokens, device=device),
-        cu_seqlens=torch.tensor([0, num_tokens], dtype=torch.int32, device=device),
-        context_lens=torch.zeros_like(seq_lens),
-        has_state=torch.zeros(1, dtype=torch.bool, device=device),
-    )
-    return rows, StepSlots(torch.ones_like(seq_lens))
+def scratch_step(
+    contexts: Sequence[int], new: Sequence[int], columns: int, pages: int, page_tokens: int, device: torch.device
+) -> tuple[StepRows, StepSlots]:
+    """A step of sequences with so many cached and `new` tokens, those that decode first, over scratch caches.
+
+    Their block table has `columns`, as vLLM's is as wide as the longest sequence there may be; all their pages are
+    among `pages` behind the null page, and all their states in slot 1, so that what comes out means nothing.
+    """
+    table = torch.arange(columns, dtype=torch.int32) % pages + 1
+    starts = torch.tensor([0, *accumulate(new)], dtype=torch.int32)
+    seq_lens = torch.tensor([sum(pair) for pair in zip(contexts, new, strict=True)], dtype=torch.int32)
+    places = torch.cat([torch.arange(first, first + n) for first, n in zip(contexts, new, strict=True)])
+    kv_rows = table[places // page_tokens].long() * page_tokens + places % page_tokens
+    rows = step_rows(
+        starts.to(device), starts, seq_lens.to(device), seq_lens, table.expand(len(new), -1).contiguous().to(device),
+        kv_rows.to(device),
+    )  # fmt: skip
+    return rows, StepSlots(torch.ones(len(new), dtype=torch.int32, device=device))
+
+
+def largest_scratch_steps(
+    bounds: Bounds, pages: int, page_tokens: int, device: torch.device
+) -> Iterator[tuple[int, StepRows, StepSlots]]:
+    """Each of the steps that need most memory, and how many tokens it has."""
+    # How long the others are changes nothing of what a batch takes, and reading them takes time.
+    decodes = [max(bounds.max_model_len - 1, 1), *[1] * (bounds.max_num_seqs - 1)]
+    columns = -(-bounds.max_model_len // page_tokens)
+    for step in largest_steps(bounds, decodes):
+        if step.sampling:  # vLLM's own sampler is tried by vLLM
+            yield sum(step.new), *scratch_step(step.contexts, step.new, columns, pages, page_tokens, device)

@@ -11,17 +11,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from k3hal.dispatch.assemble import build_selector
 from k3hal.dispatch.ops.step_metadata import step_metadata
+from k3hal.dispatch.plan import make_plan
+from k3hal.dispatch.probe import probe
 from k3hal.engine.cache.layout import CacheLayout
+from k3hal.engine.largest import Bounds
 from k3hal.errors import UnsupportedError
 from k3hal.model.batch import StepBatch
 from k3hal.model.config import ModelConfig
+from k3hal.model.generated import GeneratedModel, GeneratedReader
+from k3hal.model.k3 import K3Model
 from k3hal.model.presets import preset_config
-from k3hal.vllm.sizes import cache_dtypes, latent_width, state_shapes
+from k3hal.model.requests import PAGE_TOKENS, model_requests
+from k3hal.vllm.sizes import cache_dtypes, latent_width, scratch_views, state_shapes
 from k3hal.vllm.step import (
     StepRows,
     StepSlots,
     count_decodes,
+    largest_scratch_steps,
     last_columns,
     layer_batches,
     scratch_step,
@@ -29,7 +37,7 @@ from k3hal.vllm.step import (
     step_rows,
 )
 
-PAGE = 16
+PAGE, CPU = 16, torch.device("cpu")
 
 decodes = st.tuples(st.integers(1, 200), st.just(1))
 extends = st.tuples(st.integers(1, 200), st.integers(2, 70))
@@ -111,10 +119,47 @@ def test_layers_of_a_group_share_a_batch_and_groups_have_their_own_slots() -> No
 
 
 def test_the_step_that_measures_memory_touches_no_null_page_or_slot() -> None:
-    rows, states = scratch_step(300, 128, torch.device("cpu"))
+    rows, states = scratch_step([0], [300], 3, 3, 128, CPU)
     assert rows.page_table.tolist() == [[1, 2, 3]] and states.slots.tolist() == [1]
     assert rows.kv_rows[0] == 128 and rows.kv_rows[-1] == 128 + 299
     assert rows.has_state is not None and not rows.has_state.any()
+
+
+sizes = st.tuples(st.integers(1, 6), st.integers(0, 70), st.integers(2, 400))
+
+
+@given(sizes)
+def test_steps_that_are_tried_are_as_wide_as_vllms_and_lie_in_the_scratch(sizes: tuple[int, int, int]) -> None:
+    seqs, extra, length = sizes
+    bounds, pages = Bounds(seqs, seqs + extra, length), -(-(seqs + extra) // PAGE)
+    tried = list(largest_scratch_steps(bounds, pages, PAGE, CPU))
+    for tokens, rows, states in tried:
+        assert 0 < tokens <= seqs + extra and rows.kv_rows.shape == (tokens,)
+        assert rows.page_table.shape == (states.slots.shape[0], -(-length // PAGE))
+        assert int(rows.page_table.min()) == 1 and int(rows.page_table.max()) <= pages
+        assert set(states.slots.tolist()) == {1}
+        assert int(rows.kv_rows.min()) >= PAGE and int(rows.kv_rows.max()) < (1 + pages) * PAGE
+    assert max(rows.num_decodes for _, rows, _ in tried) == seqs
+    assert max(int(rows.seq_lens.max()) for _, rows, _ in tried) >= length
+
+
+def test_the_model_computes_every_step_that_is_tried() -> None:
+    cfg, dtypes, pages = ModelConfig.from_json(preset_config("nano")), cache_dtypes(torch.float32, "auto"), 2
+    requests = model_requests(cfg, "float32", "float32")
+    plan = make_plan(requests, build_selector(), model="nano", device=probe("cpu"), dtype="float32")
+    reader = GeneratedReader(GeneratedModel.of("nano", cfg), CPU, torch.float32)
+    model = K3Model.load(cfg, plan.bind(), reader, dtype=torch.float32)
+    tried = list(largest_scratch_steps(Bounds(3, 200, 700), pages, PAGE_TOKENS, CPU))
+    prompts = [(rows.num_decodes, rows.context_lens.tolist()) for _, rows, _ in tried if rows.context_lens is not None]
+    assert prompts == [(0, [0]), (0, [0, 0, 0]), (0, [500]), (2, [502]), (0, [633, 0, 0])]
+    assert [rows.num_decodes for _, rows, _ in tried if rows.context_lens is None] == [3]
+    for tokens, rows, states in tried:
+        views = scratch_views(cfg, dtypes, 1, pages, CPU)
+        steps = [states if cfg.is_kda(i) else rows for i in range(cfg.num_layers)]
+        batches = layer_batches(torch.arange(tokens) % cfg.vocab_size, steps)
+        hidden = model.forward_unnormed(batches[0].token_ids, batches, views)
+        assert hidden.shape[0] == tokens and hidden.isfinite().all()
+        assert not any(view[0].any() for view in (*views.kv, *views.conv, *views.state)), "the null page and slot"
 
 
 def test_cache_dtypes_are_those_of_the_operators() -> None:
