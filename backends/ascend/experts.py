@@ -90,6 +90,16 @@ def int4_decoded(packed: Tensor, scales: Tensor) -> Tensor:
     return _scaled(_nibbles(packed).float() - 8, scales.float())
 
 
+def _decoded(
+    decode: Callable[[Tensor, Tensor], Tensor], w13: Tensor, w13_scale: Tensor, w2: Tensor, w2_scale: Tensor
+) -> Chosen:
+    def chosen(e: Tensor) -> tuple[Tensor, Tensor]:
+        first, second, *scales = (t.index_select(0, e) for t in (w13, w2, w13_scale, w2_scale))
+        return decode(first, scales[0]), decode(second, scales[1])
+
+    return chosen
+
+
 @provides("moe_experts_mxfp4", name="torch", needs=NEEDS, priority=PRIORITY, graph_safe=True, mxfp4="w4a16")
 def moe_experts_mxfp4(
     x: Tensor,
@@ -104,11 +114,7 @@ def moe_experts_mxfp4(
     linear_beta: float,
 ) -> Tensor:
     """See the operator."""
-
-    def chosen(e: Tensor) -> tuple[Tensor, Tensor]:
-        first, second, *scales = (t.index_select(0, e) for t in (w13, w2, w13_scale, w2_scale))
-        return mxfp4_decoded(first, scales[0]), mxfp4_decoded(second, scales[1])
-
+    chosen = _decoded(mxfp4_decoded, w13, w13_scale, w2, w2_scale)
     size = 8 * (w13[0].numel() + w2[0].numel())
     return _summed(x, ids, weights, chosen, w13.shape[0], size, (activation, beta, linear_beta))
 
@@ -145,11 +151,7 @@ def moe_experts_a8w4(
     linear_beta: float,
 ) -> Tensor:
     """See the operator."""
-
-    def chosen(e: Tensor) -> tuple[Tensor, Tensor]:
-        first, second, *scales = (t.index_select(0, e) for t in (w13, w2, w13_scale, w2_scale))
-        return mxfp4_decoded(first, scales[0]), mxfp4_decoded(second, scales[1])
-
+    chosen = _decoded(mxfp4_decoded, w13, w13_scale, w2, w2_scale)
     size, act = 8 * (w13[0].numel() + w2[0].numel()), (activation, beta, linear_beta)
     return _summed(x, ids, weights, chosen, w13.shape[0], size, act, mxfp8_rounded)
 
@@ -168,10 +170,6 @@ def moe_experts_int4(
     linear_beta: float,
 ) -> Tensor:
     """See the operator."""
-
-    def chosen(e: Tensor) -> tuple[Tensor, Tensor]:
-        first, second, *scales = (t.index_select(0, e) for t in (w13, w2, w13_scale, w2_scale))
-        return int4_decoded(first, scales[0]), int4_decoded(second, scales[1])
-
+    chosen = _decoded(int4_decoded, w13, w13_scale, w2, w2_scale)
     size = 8 * (w13[0].numel() + w2[0].numel())
     return _summed(x, ids, weights, chosen, w13.shape[0], size, (activation, beta, linear_beta))
