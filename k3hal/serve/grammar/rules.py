@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from k3hal.serve.grammar.closing import closed_where_needed
 from k3hal.tokenizer import CLOSE, OPEN, SEP, Tokenizer
 
 
@@ -75,7 +76,7 @@ class Rules:
 
     def json(self, schema: Mapping[str, Any], separators: tuple[str, str] | None) -> str:
         """JSON that satisfies a schema the compiler follows; without `separators` with any spaces, within reason."""
-        return self._value("json", (json.dumps(schema), separators))
+        return self._value("json", (json.dumps(closed_where_needed(schema)), separators))
 
     def matching(self, pattern: str) -> str:
         return self._value("regex", pattern)
