@@ -111,8 +111,8 @@ class KimiLinearForCausalLM(nn.Module):
         # A CPU's cache is as large as its user says, whatever steps take; there the longest ones take minutes.
         if self._untried and self.device.type != "cpu" and tokens >= self.bounds.max_num_batched_tokens:
             self._untried = False
-            for count, *step in largest_scratch_steps(self.bounds, pages, PAGE_TOKENS, self.device):
-                self._run(input_ids[:count], views, *step)
+            for count, rows, slots in largest_scratch_steps(self.bounds, pages, PAGE_TOKENS, self.device):
+                self._run(input_ids[:count], views, rows, slots)
         return self._run(input_ids, views, *scratch_step([0], [tokens], pages, pages, PAGE_TOKENS, self.device))
 
     def _run(self, input_ids: Tensor, views: CacheViews, rows: StepRows, slots: StepSlots) -> Tensor:
