@@ -53,14 +53,11 @@ MARKUP = {"372": 100, "373": 100, "374": 100}
 class Served:
     url: str
     log: Path
+    client: openai.OpenAI
 
     def get(self, path: str) -> str:
         with urllib.request.urlopen(self.url + path, timeout=60) as answer:
             return answer.read().decode()
-
-    @property
-    def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", timeout=300)
 
 
 def block(language: str) -> str:
@@ -101,10 +98,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         running = subprocess.Popen(
             f"exec {serve}", shell=True, cwd=folder, env=env, stdout=out, stderr=out, start_new_session=True
         )
-    found = Served(f"http://127.0.0.1:{port}", log)
+    url = f"http://127.0.0.1:{port}"
     try:
-        _wait(found, running)
-        yield found
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=300) as client:
+            found = Served(url, log, client)
+            _wait(found, running)
+            yield found
     finally:
         running.send_signal(signal.SIGINT)
         try:
