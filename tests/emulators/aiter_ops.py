@@ -227,10 +227,12 @@ def emulated() -> Iterator[list[str]]:
     """AITER can be imported, and is these functions under the signatures that are recorded. Gives the names of those
     that are called, as they come."""
     called: list[str] = []
-    with pytest.MonkeyPatch.context() as patch:
-        install(called, patch)
-        yield called
-    loaded.cache_clear()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            install(called, patch)
+            yield called
+    finally:
+        loaded.cache_clear()
 
 
 def install(called: list[str], patch: pytest.MonkeyPatch) -> None:

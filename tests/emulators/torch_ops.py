@@ -40,7 +40,7 @@ def registered(emulators: Mapping[Function, Emulator]) -> Iterator[list[str]]:
         finally:
             for library in libraries:
                 library._destroy()
-    loaded.cache_clear()
+            loaded.cache_clear()
 
 
 def install(

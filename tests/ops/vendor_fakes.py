@@ -28,17 +28,19 @@ TILE = 16
 def installed(fakes: dict[Function, Callable[..., Any]]) -> Iterator[list[dict[str, Any]]]:
     """Modules with these functions in place of the real ones; gives the arguments of every call as they come."""
     calls: list[dict[str, Any]] = []
-    with pytest.MonkeyPatch.context() as patch:
-        for function, fake in fakes.items():
-            if function.module not in sys.modules:
-                patch.setitem(sys.modules, function.module, ModuleType(function.module))
-            owner, _, name = function.name.rpartition(".")
-            module = sys.modules[function.module]
-            holder = attrgetter(owner)(module) if owner else module
-            patch.setattr(holder, name, _strict(function, fake, calls), raising=False)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            for function, fake in fakes.items():
+                if function.module not in sys.modules:
+                    patch.setitem(sys.modules, function.module, ModuleType(function.module))
+                owner, _, name = function.name.rpartition(".")
+                module = sys.modules[function.module]
+                holder = attrgetter(owner)(module) if owner else module
+                patch.setattr(holder, name, _strict(function, fake, calls), raising=False)
+            loaded.cache_clear()
+            yield calls
+    finally:
         loaded.cache_clear()
-        yield calls
-    loaded.cache_clear()
 
 
 def _strict(function: Function, fake: Callable[..., Any], calls: list[dict[str, Any]]) -> Callable[..., Any]:
