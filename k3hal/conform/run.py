@@ -83,7 +83,7 @@ def run(selection: Selection, out: Path, how: How, note: Note) -> dict[str, Any]
         results = [result for op in ops for result in outcomes[op].results]
         whole = not selection.quick and selection.backend is None
         results, waived = apply_waivers(results, waivers, ops, _today(), whole)
-        measured = _measured(selection, found, how, begun + how.limit - time.perf_counter())
+        measured = _measured(selection, found, ends, how, begun + how.limit - time.perf_counter())
         report = {
             "schema": SCHEMA,
             "statement": said.to_json(),
@@ -185,11 +185,16 @@ def _end_to_end(selection: Selection, threads: int, until: float, processes: Pro
     return end_to_end_isolated(preset, selection.device, ops, threads, processes, timeout=timeout, varied=varied)
 
 
-def _measured(selection: Selection, found: Mapping[str, list[Candidate]], how: How, left: float) -> Measured:
-    """With `bench`, timings of every available provider, as many as `left` seconds allow."""
+def _measured(
+    selection: Selection, found: Mapping[str, list[Candidate]], ends: Iterable[EndToEnd], how: How, left: float
+) -> Measured:
+    """With `bench`, timings of every available provider, as many as `left` seconds allow. First of the operators that
+    the end-to-end checks ran: times of others raise no level."""
     if not how.bench:
         return Measured([])
-    names = {op: [one.provider for one in rows if one.available] for op, rows in found.items()}
+    ran = {op for end in ends for op, _ in end.ran}
+    ordered = sorted(found, key=lambda op: op not in ran)
+    names = {op: [one.provider for one in found[op] if one.available] for op in ordered}
     processes = Processes()
     try:
         return measure_isolated(selection, {op: ids for op, ids in names.items() if ids}, how.plugins, processes, left)

@@ -15,16 +15,19 @@ FLUSHED_BYTES = 1 << 29
 """Written before every sample: more than the last-level cache of any accelerator (256 MB on an MI300)."""
 IN_A_ROW = 20
 LEAST, MOST = 9, 200
+FEW = 3
+"""Samples of what takes longer than `SLOW` seconds each, where `LEAST` would be many budgets."""
+SLOW = 0.1
 _LONG = 4e-3
-"""Seconds of work beside which starting a graph, some 10 us, does not show."""
+"""Seconds of work beside which starting a graph, or launching a call, some 10 us, does not show."""
 Call = Callable[[], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
     """Seconds of one call: the median `seconds`, and `in_a_row`, the median of one among several that the host launches
-    one after the other. `spread` is the ninth decile over the first. `method` says what `seconds` is of: a `graph` of
-    many calls, or `calls`, each launched by itself, and then `why` no graph."""
+    one after the other; one alone where that is long. `spread` is the ninth decile over the first. `method` says what
+    `seconds` is of: a `graph` of many calls, or `calls`, each launched by itself, and then `why` no graph."""
 
     seconds: float
     spread: float
@@ -85,13 +88,13 @@ def time_on_device(
             return begun, stream.record()
 
         sample()
-        rounds = int(budget * share / max(_seconds(runtime, sample), 1e-6))
-        pairs = [sample() for _ in range(min(max(rounds, LEAST), MOST))]
+        each = max(_seconds(runtime, sample), 1e-6)
+        pairs = [sample() for _ in range(min(max(int(budget * share / each), LEAST if each < SLOW else FEW), MOST))]
         runtime.synchronize()
         return [max(end.elapsed_since(begun), 1e-9) for begun, end in pairs]
 
-    count = max(1, ceil(IN_A_ROW / len(calls))) * len(calls)
-    row = (list(calls) * count)[:IN_A_ROW]
+    length = min(IN_A_ROW, ceil(_LONG / max(_seconds(runtime, calls[0]), 1e-6)))
+    row = (list(calls) * length)[:length]
     launched = [seconds / len(row) for seconds in samples(lambda: [call() for call in row], 0.3, emptied=False)]
     if captured:
         timed = [seconds / captured.calls for seconds in samples(captured.replay, 0.7, emptied=True)]

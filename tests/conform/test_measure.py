@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from k3hal.conform.measure import measure_isolated, measured_checks
+from k3hal.conform import run
+from k3hal.conform.end_to_end import EndToEnd
+from k3hal.conform.measure import Measured, measure_isolated, measured_checks
 from k3hal.conform.processes import Processes
 from k3hal.conform.run import exit_code
-from k3hal.conform.selection import Selection
+from k3hal.conform.selection import Candidate, Selection
 from k3hal.conform.suite import Check
 from k3hal.dispatch.registry import operator_names
 
@@ -49,6 +52,21 @@ def test_timings_stay_when_the_process_dies_or_the_time_is_over(end: int, why: s
 def test_a_process_that_dies_before_it_begins_has_a_reason() -> None:
     measured = measure_isolated(SELECTION, {"rms_norm": ["acme.fast"]}, (), Measuring(1, began=False))
     assert measured.timings == [] and measured.problem == "no speed was measured: code 1: out of memory"
+
+
+def test_operators_that_models_ran_are_measured_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def measure(_: Selection, providers: Mapping[str, Sequence[str]], *rest: Any) -> Measured:
+        asked.extend(providers)
+        return Measured([])
+
+    monkeypatch.setattr(run, "measure_isolated", measure)
+    found = {op: [Candidate(op, "acme.fast", "acme")] for op in ("mx_quantize", "rms_norm", "step_metadata")}
+    found["embed"] = [Candidate("embed", "acme.fast", "acme", available=False)]
+    ends = [EndToEnd("nano", "bfloat16", "Pass", ran=(("step_metadata", "acme.fast"), ("embed", "reference")))]
+    run._measured(SELECTION, found, ends, run.How(bench=True), 10.0)
+    assert asked == ["step_metadata", "mx_quantize", "rms_norm"]
 
 
 def test_what_was_not_measured_shows_in_the_exit_code() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from k3hal.debug import bench, graph
+from k3hal.debug import bench, device_timing, graph
 from k3hal.debug.bench import bench_cases
 from k3hal.debug.ceilings import Ceilings
 from k3hal.debug.device_timing import (
@@ -66,8 +67,18 @@ def test_caches_are_emptied_before_every_sample_and_samples_are_bounded(budget: 
     assert device.flushed == (LEAST if budget < 1 else MOST) + 2
 
 
+@pytest.mark.parametrize(("seconds", "calls"), [(1e-6, 44 + 11), (2e-3, 22 + 11), (0.05, 11 + 11), (1.0, 5 + 5)])
+def test_a_slow_call_is_made_a_few_times_only(monkeypatch: pytest.MonkeyPatch, seconds: float, calls: int) -> None:
+    device, made = _device(), []
+    monkeypatch.setattr(device_timing, "time", SimpleNamespace(perf_counter=lambda: device.now))
+    times = _times(device, lambda: made.append(device.work(seconds)), 1e-9, captured=False)
+    assert len(made) == calls + 1  # that says how long it takes
+    assert times.seconds == pytest.approx(seconds + device.LAUNCH)
+    assert times.in_a_row == pytest.approx(seconds + device.LAUNCH)
+
+
 def test_the_median_is_not_moved_by_a_slow_moment() -> None:
-    device, costs = _device(), iter([1e-6] * ((LEAST + 2) * IN_A_ROW + 4) + [1.0] + [1e-6] * 1000)
+    device, costs = _device(), iter([1e-6] * ((LEAST + 2) * IN_A_ROW + 5) + [1.0] + [1e-6] * 1000)
     times = _times(device, lambda: device.work(next(costs)), 1e-9, captured=False)
     assert times.seconds == pytest.approx(1e-6 + device.LAUNCH)
     assert times.spread > 1
