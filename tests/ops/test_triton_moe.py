@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from k3hal.backends.triton._int4 import pack as pack_int4
 from k3hal.backends.triton._mxfp4 import pack
+from k3hal.dispatch.ops.moe_experts_int4 import int4_dequantize
 from k3hal.errors import CheckpointError
 
 from .interpreter import found_wrong
@@ -21,8 +23,15 @@ EXPERTS = (
     ("padding", "float32"), ("no_rows", "float32"),
 )  # fmt: skip
 CHECKS = [
-    *((f"moe_experts{f}", "triton.grouped", name, dtype, "") for f in ("", "_mxfp4") for name, dtype in EXPERTS),
-    *((f"moe_experts{f}", "triton.grouped:sorted", "one_token", "float32", "") for f in ("", "_mxfp4")),
+    *(
+        (f"moe_experts{f}", "triton.grouped", name, dtype, "")
+        for f in ("", "_mxfp4", "_int4")
+        for name, dtype in EXPERTS
+    ),
+    *((f"moe_experts{f}", "triton.grouped:sorted", "one_token", "float32", "") for f in ("", "_mxfp4", "_int4")),
+    ("moe_experts_int4", "triton.grouped:narrow", "one_token", "float32", ""),
+    ("moe_experts_int4", "triton.grouped", "tiny", "bfloat16", "batch"),
+    ("moe_experts_int4", "triton.grouped", "tiny", "bfloat16", "pad"),
     *(("moe_experts_a8w4", "triton.scaled", name, dtype, "") for name, dtype in EXPERTS),
     *(("moe_experts_a8w4", "triton.rounded", name, dtype, "") for name, dtype in EXPERTS[:3]),
     ("moe_experts_a8w4", "triton.scaled", "tiny", "bfloat16", "batch"),
@@ -48,7 +57,7 @@ CHECKS = [
 
 @needs_triton
 def test_all_is_right_under_the_interpreter() -> None:
-    assert found_wrong(CHECKS, "triton_moe_special.py", ["sorted", "parts", "tall", "passes", "rounded"]) == []
+    assert found_wrong(CHECKS, "triton_moe_special.py", ["sorted", "parts", "tall", "passes", "rounded", "int4"]) == []
 
 
 def test_packing_refuses_scales_it_could_not_hold() -> None:
@@ -58,6 +67,21 @@ def test_packing_refuses_scales_it_could_not_hold() -> None:
     assert set(factors.view(torch.uint8)[..., ::4].flatten().tolist()) == {254}
     with pytest.raises(CheckpointError, match="scale byte is 255, above 144"):
         pack(codes, torch.full((1, 16, 1), 255, dtype=torch.uint8))
+
+
+def test_packing_keeps_every_int4_and_its_scale() -> None:
+    """Of two experts of 16 rows and 160 columns, which is more than one block and less than two."""
+    g = torch.Generator().manual_seed(0)
+    codes = torch.randint(0, 256, (2, 16, 80), dtype=torch.uint8, generator=g)
+    scales = torch.rand(2, 16, 5, generator=g).bfloat16()
+    words, factors = pack_int4(codes, scales)
+    assert (words.shape, factors.shape, factors.dtype) == ((2, 1, 2, 16, 16), (2, 1, 2, 16, 4), torch.bfloat16)
+    wanted = int4_dequantize(codes, scales)
+    for column in range(160):
+        block, j, c, h = column // 128, column % 128 // 32, column % 32 // 2, column % 2
+        code = words[:, 0, block, :, c] >> 16 * h + 4 * j & 15
+        assert torch.equal((code - 8) * factors[:, 0, block, :, j].float(), wanted[..., column])
+    assert not factors[:, 0, 1, :, 1:].any()
 
 
 GATE_UP = {
@@ -90,6 +114,25 @@ def test_the_first_gemm_decodes_codes_where_it_multiplies_them(target: str) -> N
         assert made.spills == 0
         assert made.shared <= 64 << 10 or target != "gfx942"
         wanted = ("mul.rn.bf16x2", matrix) if nvidia else ("v_mfma_f32",)
+        assert [word for word in wanted if word not in made.text] == []
+
+
+@needs_triton
+@pytest.mark.parametrize("target", TARGETS)
+def test_int4_is_decoded_where_it_is_multiplied(target: str) -> None:
+    from k3hal.backends.triton._triton import kernels
+    from k3hal.backends.triton.moe_experts_int4 import CUT
+
+    nvidia = target.startswith("sm")
+    fixed = {"TOP_K": 16, "K": 3584, "INNER": 384, "SITU": True, "PTX": nvidia}
+    for height in (16, CUT.tallest):
+        shape = CUT.shapes(height)[0]
+        constants = {**fixed, "DIRECT": height == 16, "BT": height, "BM": shape.rows}
+        types = {**GATE_UP, "scales": "*bf16"}
+        made = compile_for(kernels("int4_experts").gemm.gate_up, target, types, constants, warps=shape.warps)
+        assert made.spills == 0 and made.shared <= 64 << 10
+        matrix = {"sm_90": "wgmma", "sm_100": "tcgen05"}.get(target, "v_mfma_f32")
+        wanted = ("sub.rn.bf16x2", matrix) if nvidia else (matrix,)
         assert [word for word in wanted if word not in made.text] == []
 
 

@@ -7,10 +7,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from k3hal.backends.triton._experts import PACKED
+from k3hal.backends.triton._experts import PACKED, Cut
+from k3hal.backends.triton._int4 import pack as pack_int4
 from k3hal.backends.triton._mxfp4 import pack
 from k3hal.backends.triton._triton import kernels
+from k3hal.backends.triton.moe_experts_int4 import CUT
+from k3hal.dispatch.ops._experts import Routing
 from k3hal.dispatch.ops._mx_rounding import mxfp8_rounded
+from k3hal.dispatch.ops.moe_experts_int4 import int4_weights, moe_experts_int4
 from k3hal.dispatch.ops.moe_experts_mxfp4 import moe_experts_mxfp4
 from k3hal.dispatch.ops.mx_dequantize import random_codes
 
@@ -89,4 +93,31 @@ def rounded_to_mxfp8() -> list[str]:
     return wrong
 
 
-SPECIAL = (sorted_on_the_device, columns_in_parts, tall_tiles, tokens_in_passes, rounded_to_mxfp8)
+def _int4_error(tokens: int, hidden: int, inner: int, dtype: torch.dtype, cut: Cut) -> float:
+    """The largest error of a small layer of int4 in units of its largest output."""
+    g = torch.Generator().manual_seed(hidden)
+    routing = Routing("small", tokens, 2, 2, hidden, inner, str(dtype).removeprefix("torch."), ())
+    stacks = int4_weights(g, routing)
+    x = torch.randn(tokens, hidden, generator=g).to(dtype)
+    ids = torch.tensor([[1, 0]], dtype=torch.int32).repeat(tokens, 1)
+    weights = torch.rand(tokens, 2, generator=g)
+    packed = *pack_int4(stacks["w13"], stacks["w13_scale"]), *pack_int4(stacks["w2"], stacks["w2_scale"])
+    got = kernels("int4_experts").sum_of_experts(x, ids, weights, *packed, "situ", (4.0, 25.0), cut)
+    wanted: Tensor = moe_experts_int4(x.float(), ids, weights, *stacks.values(), "situ", 4.0, 25.0)
+    return float((got.float() - wanted).abs().max() / wanted.abs().max())
+
+
+def int4_layers() -> list[str]:
+    """K of less than a block and of more, tiles of 64 and of 128 choices, and more tokens than are taken at a time."""
+    vars(kernels("int4_experts"))["MOST"] = 140
+    wrong = []
+    for tokens, hidden, inner in ((1, 32, 96), (3, 160, 32), (9, 288, 160), (150, 64, 64)):
+        error = _int4_error(tokens, hidden, inner, torch.float32, CUT)
+        wrong += [] if error < 1e-5 else [f"{tokens} tokens, {hidden} by {inner}: {error}"]
+    for tokens, cut in ((41, CUT), (133, replace(CUT, tallest=128))):
+        error = _int4_error(tokens, 64, 64, torch.bfloat16, cut)
+        wrong += [] if error < 0.01 else [f"{tokens} tokens: {error}"]
+    return wrong
+
+
+SPECIAL = (sorted_on_the_device, columns_in_parts, tall_tiles, tokens_in_passes, rounded_to_mxfp8, int4_layers)
