@@ -103,7 +103,7 @@ def _int4_error(tokens: int, hidden: int, inner: int, dtype: torch.dtype, cut: C
     weights = torch.rand(tokens, 2, generator=g)
     w13, w2 = pack_int4(stacks["w13"], stacks["w13_scale"]), pack_int4(stacks["w2"], stacks["w2_scale"])
     got = kernels("int4_experts").sum_of_experts(x, ids, weights, *w13, *w2, "situ", (4.0, 25.0), cut)
-    wanted: Tensor = moe_experts_int4(x.float(), ids, weights, *stacks.values(), "situ", 4.0, 25.0)
+    wanted: Tensor = moe_experts_int4(x.float(), ids, weights, **stacks, activation="situ", beta=4.0, linear_beta=25.0)
     return float((got.float() - wanted).abs().max() / wanted.abs().max())
 
 
