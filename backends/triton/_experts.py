@@ -1,4 +1,4 @@
-"""How routed experts are cut into programs: what the tactics of both formats choose from."""
+"""How routed experts are cut into programs: what the tactics of all formats choose from."""
 
 from __future__ import annotations
 
@@ -8,17 +8,12 @@ from dataclasses import dataclass, replace
 @dataclass(frozen=True, slots=True)
 class Shape:
     """One GEMM's programs: `rows` of the weights (half gate, half up in the first GEMM), `depth` columns a step where
-    weights are plain, warps, stages of the software pipeline, and `split`, in how many parts a program takes the
-    columns of packed weights at a time if there are that many blocks of them."""
+    weights are plain, warps and stages of the software pipeline."""
 
     rows: int
     depth: int
     warps: int
     stages: int
-    split: int = 1
-
-    def parts(self, columns: int) -> int:
-        return self.split if columns >= 128 * self.split else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +34,11 @@ class Cut:
         return self.few if choices <= 16 else self.some if choices <= 32 else self.many
 
 
+# Of 64 rows a first GEMM also holds whole groups of MXFP8, which `rounded` takes, and is Hopper's own instruction.
 PACKED = Cut(
-    few=(Shape(32, 128, 4, 3, split=4), Shape(32, 128, 2, 4, split=2)),
-    some=(Shape(64, 128, 4, 3), Shape(64, 128, 4, 3)),
-    many=(Shape(128, 128, 4, 3), Shape(128, 128, 8, 3)),
+    few=(Shape(64, 128, 4, 3), Shape(64, 128, 2, 3)),
+    some=(Shape(128, 128, 4, 3), Shape(128, 128, 4, 3)),
+    many=(Shape(128, 128, 4, 3), Shape(128, 128, 4, 3)),
 )
 PLAIN = Cut(
     few=(Shape(64, 128, 4, 4), Shape(32, 128, 4, 3)),
@@ -55,7 +51,7 @@ def other_cuts(cut: Cut) -> dict[str, Cut]:
     """What else is worth measuring, by tactic."""
     gate, down = cut.few
     return {
-        "whole": replace(cut, few=(replace(gate, warps=2, split=1), replace(down, warps=2, split=1))),
+        "narrow": replace(cut, few=(replace(gate, rows=32, warps=2), replace(down, rows=32, warps=2))),
         "wide": replace(cut, few=(replace(gate, rows=64), replace(down, rows=64, warps=4))),
         "deep": replace(cut, few=(replace(gate, stages=gate.stages + 2), replace(down, stages=down.stages + 1))),
         "sorted": replace(cut, direct=0),

@@ -24,7 +24,7 @@ def _cut(cut: Cut) -> Callable[..., Tensor]:
     ) -> Tensor:
         """See the operator. The activation is rounded to x dtype between the GEMMs."""
         return kernels("experts").sum_of_experts(
-            x, ids, weights, w13, None, w2, None, activation, (beta, linear_beta), cut
+            x, ids, weights, w13, None, w2, None, activation, (beta, linear_beta), cut, format="plain"
         )
 
     return moe_experts

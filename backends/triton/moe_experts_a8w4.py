@@ -3,53 +3,31 @@ for machines without tensor cores for the formats."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-
 from torch import Tensor
 
-from k3hal.backends.triton._experts import PACKED, Cut
+from k3hal.backends.triton._experts import PACKED
 from k3hal.backends.triton._triton import NEEDS, kernels, runs
 from k3hal.backends.triton.moe_experts_mxfp4 import fitting, packed
 from k3hal.dispatch import provides
 
 
-def _whole_groups(cut: Cut) -> Cut:
-    """The cut with programs of whole groups in the first GEMM: 32 columns of the activation are 64 rows."""
-    few, some, many = (
-        (replace(first, rows=max(first.rows, 64)), second) for first, second in (cut.few, cut.some, cut.many)
-    )
-    return replace(cut, few=few, some=some, many=many)
-
-
-def _cut(cut: Cut) -> Callable[..., Tensor]:
-    def moe_experts_a8w4(
-        x: Tensor,
-        ids: Tensor,
-        weights: Tensor,
-        w13: Tensor,
-        w13_scale: Tensor,
-        w2: Tensor,
-        w2_scale: Tensor,
-        activation: str,
-        beta: float,
-        linear_beta: float,
-    ) -> Tensor:
-        """See the operator."""
-        return kernels("experts").sum_of_experts(
-            kernels("mxfp8").round_rows(x), ids, weights, w13, w13_scale, w2, w2_scale, activation,
-            (beta, linear_beta), fitting(cut, x.device), rounded=True,
-        )  # fmt: skip
-
-    return moe_experts_a8w4
-
-
-moe_experts_a8w4 = provides(
-    "moe_experts_a8w4",
-    name="rounded",
-    needs=NEEDS,
-    supports=runs,
-    prepare=packed,
-    graph_safe=True,
-    mxfp4="w4a16",
-)(_cut(_whole_groups(PACKED)))
+@provides(
+    "moe_experts_a8w4", name="rounded", needs=NEEDS, supports=runs, prepare=packed, graph_safe=True, mxfp4="w4a16"
+)
+def moe_experts_a8w4(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    w13: Tensor,
+    w13_scale: Tensor,
+    w2: Tensor,
+    w2_scale: Tensor,
+    activation: str,
+    beta: float,
+    linear_beta: float,
+) -> Tensor:
+    """See the operator."""
+    return kernels("experts").sum_of_experts(
+        kernels("mxfp8").round_rows(x), ids, weights, w13, w13_scale, w2, w2_scale, activation, (beta, linear_beta),
+        fitting(PACKED, x.device), format="mxfp4", rounded=True,
+    )  # fmt: skip

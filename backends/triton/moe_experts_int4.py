@@ -15,9 +15,9 @@ from k3hal.backends.triton.moe_experts_mxfp4 import fitting
 from k3hal.dispatch import provides
 
 CUT = Cut(
-    few=(Shape(64, 128, 4, 3), Shape(64, 128, 4, 3)),
+    few=(Shape(64, 128, 4, 3), Shape(64, 128, 2, 3)),
     some=(Shape(64, 128, 4, 3), Shape(64, 128, 4, 3)),
-    many=(Shape(128, 128, 8, 3), Shape(128, 128, 8, 3)),
+    many=(Shape(64, 128, 4, 3), Shape(128, 128, 4, 3)),
     tallest=64,  # A group's sums stand beside those of all, in registers.
 )
 
@@ -41,8 +41,9 @@ def _cut(cut: Cut) -> Callable[..., Tensor]:
         linear_beta: float,
     ) -> Tensor:
         """See the operator. The activation is rounded to x dtype between the GEMMs."""
-        return kernels("int4_experts").sum_of_experts(
-            x, ids, weights, w13, w13_scale, w2, w2_scale, activation, (beta, linear_beta), fitting(cut, x.device)
+        mine = fitting(cut, x.device)
+        return kernels("experts").sum_of_experts(
+            x, ids, weights, w13, w13_scale, w2, w2_scale, activation, (beta, linear_beta), mine, format="int4"
         )
 
     return moe_experts_int4

@@ -58,7 +58,7 @@ def _cut(cut: Cut) -> Callable[..., Tensor]:
         """See the operator. The activation is rounded to x dtype between the GEMMs."""
         mine = fitting(cut, x.device)
         return kernels("experts").sum_of_experts(
-            x, ids, weights, w13, w13_scale, w2, w2_scale, activation, (beta, linear_beta), mine
+            x, ids, weights, w13, w13_scale, w2, w2_scale, activation, (beta, linear_beta), mine, format="mxfp4"
         )
 
     return moe_experts_mxfp4

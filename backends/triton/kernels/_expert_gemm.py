@@ -1,7 +1,8 @@
 """The two GEMMs of routed experts and the sum of their rows.
 
 Weights are the left operand, so that a tile may be as few as 16 choices wide: an accumulator is [BM weight rows, BT
-choices]. PACKED weights are blocks of words and scales (`backends/triton/_mxfp4.py`), others plain rows of x's dtype.
+choices]. Their FORMAT is "plain", rows of x's dtype, or blocks of words and scales: "mxfp4" (`_mxfp4.py` of
+`backends/triton`) or "int4" (`_int4.py` there).
 """
 
 # Triton types what it iterates over as an iterator without an end.
@@ -12,25 +13,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from k3hal.backends.triton.kernels._activations import silu_mul, situ_mul
+from k3hal.backends.triton.kernels._expert_frame import activated, put_weighted, rows_of, tile_of, turns
+from k3hal.backends.triton.kernels._int4 import int4_dot
 from k3hal.backends.triton.kernels._mxfp4 import columns
 from k3hal.backends.triton.kernels.mxfp8 import power, rounded
 
 RESCALE = tl.constexpr(65536.0)
 """Undoes the 2^-16 that packed weights carry."""
-
-
-@triton.jit
-def tile_of(ids, experts, rows, stride, tile, TOP_K: tl.constexpr, BT: tl.constexpr, DIRECT: tl.constexpr):
-    """A tile's expert and its choices [BT]; DIRECT is one choice a tile, without a table."""
-    slot = tl.arange(0, BT)
-    if DIRECT:
-        expert = tl.load(ids + (tile // TOP_K).to(tl.int64) * stride + tile % TOP_K)
-        choice = tl.where(slot == 0, tile, -1)
-    else:
-        expert = tl.load(experts + tile)
-        choice = tl.load(rows + tile * BT + slot)
-    return expert, choice
 
 
 @triton.jit
@@ -73,50 +62,17 @@ def _packed_dot(
 
 
 @triton.jit
-def _split_dot(
-    w, scales, n, inputs, live, K: tl.constexpr, BM: tl.constexpr, BT: tl.constexpr, SPLIT: tl.constexpr,
-    PTX: tl.constexpr,
-):  # fmt: skip
-    """`_packed_dot` with K cut into SPLIT parts, a warp or more each: as many weights on their way from few rows."""
-    BLOCKS: tl.constexpr = (K + 127) // 128
-    PART: tl.constexpr = (BLOCKS + SPLIT - 1) // SPLIT
-    at, part = tl.arange(0, 32), tl.arange(0, SPLIT) * PART
-    first = n // 16 * BLOCKS
-    word = (part * 256)[:, None, None] + (first * 256 + n % 16 * 16)[None, :, None] + tl.arange(0, 16)[None, None, :]
-    scale = (part * 16)[:, None] + (first * 16 + n % 16)[None, :]
-    total = tl.zeros([SPLIT, BM, BT], tl.float32)
-    for block in range(PART):
-        if BLOCKS % SPLIT == 0:
-            words, factors = tl.load(w + block * 256 + word), tl.load(scales + block * 16 + scale)
-        else:
-            within = part + block < BLOCKS
-            words = tl.load(w + block * 256 + word, within[:, None, None], 0)
-            factors = tl.load(scales + block * 16 + scale, within[:, None], 0)
-        for j in tl.static_range(4):
-            k = (part + block)[:, None] * 128 + 32 * j + at[None, :]
-            mask = live[None, None, :]
-            if K % (128 * SPLIT) != 0:
-                mask = mask & (k < K)[:, :, None]
-            x = tl.load(inputs[None, None, :] + k[:, :, None], mask, 0.0)
-            weights = tl.reshape(columns(words, factors, j, PTX), [SPLIT, BM, 32])
-            total = tl.dot(weights.to(x.dtype), x, total, input_precision="ieee")
-    return tl.sum(total, 0) * RESCALE
-
-
-@triton.jit
 def _dot(
-    w, scales, expert, n, inputs, live, N: tl.constexpr, K: tl.constexpr, PACKED: tl.constexpr, PTX: tl.constexpr,
-    BM: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
+    w, scales, expert, n, inputs, live, N: tl.constexpr, K: tl.constexpr, FORMAT: tl.constexpr, PTX: tl.constexpr,
+    BM: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Rows n of an expert's N, times inputs: fp32 [BM, BT]."""
     which = expert.to(tl.int64)
-    if PACKED:
-        BLOCKS: tl.constexpr = N // 16 * ((K + 127) // 128)
-        own, factors = w + which * (BLOCKS * 256), scales + which * (BLOCKS * 16)
-        if SPLIT > 1:
-            total = _split_dot(own, factors, n, inputs, live, K, BM, BT, SPLIT, PTX)
-        else:
-            total = _packed_dot(own, factors, n, inputs, live, K, BM, BT, PTX)
+    BLOCKS: tl.constexpr = N // 16 * ((K + 127) // 128)
+    if FORMAT == "int4":
+        total = int4_dot(w + which * (BLOCKS * 256), scales + which * (BLOCKS * 64), n, inputs, live, K, BM, BT, PTX)
+    elif FORMAT == "mxfp4":
+        total = _packed_dot(w + which * (BLOCKS * 256), scales + which * (BLOCKS * 16), n, inputs, live, K, BM, BT, PTX)
     else:
         total = _plain_dot(w + which * (N * K), n, inputs, live, K, BM, BT, BK)
     return total
@@ -132,15 +88,12 @@ def in_groups(values):
 @triton.jit
 def gate_up(
     x, ids, experts, rows, w, scales, hidden, x_stride, ids_stride, beta, linear_beta,
-    TOP_K: tl.constexpr, K: tl.constexpr, INNER: tl.constexpr, PACKED: tl.constexpr, DIRECT: tl.constexpr,
+    TOP_K: tl.constexpr, K: tl.constexpr, INNER: tl.constexpr, FORMAT: tl.constexpr, DIRECT: tl.constexpr,
     SITU: tl.constexpr, ROUND: tl.constexpr, PTX: tl.constexpr, BT: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
-    SPLIT: tl.constexpr,
 ):  # fmt: skip
     """`hidden[choice] = act(w13 x)`, BM / 2 of the INNER columns of a tile's choices; hidden [T k, INNER].
 
     With ROUND they are rounded to MXFP8, which takes BM of 64 or more.
-
-    Rows of gate and of up take turns by eight: in the layout of a tensor core's result both are one thread's.
     """
     WIDE: tl.constexpr = BM // 2
     BLOCKS: tl.constexpr = (INNER + WIDE - 1) // WIDE
@@ -151,12 +104,9 @@ def gate_up(
     live = choice >= 0
     safe = tl.where(live, choice, 0)
     inputs = x + (safe // TOP_K).to(tl.int64) * x_stride
-    row = tl.arange(0, BM)
-    column = base + row // 16 * 8 + row % 8
-    n = (tl.minimum(column, INNER - 1) if INNER % WIDE != 0 else column) + row % 16 // 8 * INNER
-    total = _dot(w, scales, expert, n, inputs, live, 2 * INNER, K, PACKED, PTX, BM, BT, BK, SPLIT)
-    gate, up = tl.split(tl.permute(tl.reshape(total, [BM // 16, 2, 8, BT]), [0, 2, 3, 1]))
-    out = situ_mul(gate, up, beta, linear_beta) if SITU else silu_mul(gate, up)
+    n = turns(base, INNER, BM)
+    total = _dot(w, scales, expert, n, inputs, live, 2 * INNER, K, FORMAT, PTX, BM, BT, BK)
+    out = activated(total, beta, linear_beta, SITU, BM, BT)
     if ROUND:
         out = in_groups(tl.reshape(out, [WIDE // 32, 32, BT]))
     value = tl.reshape(out, [WIDE, BT]).to(hidden.dtype.element_ty)
@@ -168,8 +118,8 @@ def gate_up(
 @triton.jit
 def down(
     hidden, ids, experts, rows, weights, w, scales, out, ids_stride, weights_stride,
-    TOP_K: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr, PACKED: tl.constexpr, DIRECT: tl.constexpr,
-    PTX: tl.constexpr, BT: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
+    TOP_K: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr, FORMAT: tl.constexpr, DIRECT: tl.constexpr,
+    PTX: tl.constexpr, BT: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """`out[choice] = weight * w2 hidden[choice]` in fp32, BM of the WIDTH columns of a tile's choices."""
     BLOCKS: tl.constexpr = (WIDTH + BM - 1) // BM
@@ -180,12 +130,10 @@ def down(
     live = choice >= 0
     safe = tl.where(live, choice, 0)
     inputs = hidden + safe.to(tl.int64) * K
-    column = tl.program_id(0) % BLOCKS * BM + tl.arange(0, BM)
-    n = tl.minimum(column, WIDTH - 1) if WIDTH % BM != 0 else column
-    total = _dot(w, scales, expert, n, inputs, live, WIDTH, K, PACKED, PTX, BM, BT, BK, SPLIT)
-    weight = tl.load(weights + (safe // TOP_K).to(tl.int64) * weights_stride + safe % TOP_K, live, 0.0)
-    place = out + safe.to(tl.int64)[None, :] * WIDTH + column[:, None]
-    tl.store(place, total * weight[None, :], live[None, :] & (column < WIDTH)[:, None])
+    base = tl.program_id(0) % BLOCKS * BM
+    n = rows_of(base, WIDTH, BM)
+    total = _dot(w, scales, expert, n, inputs, live, WIDTH, K, FORMAT, PTX, BM, BT, BK)
+    put_weighted(out, weights, total, safe, live, base, weights_stride, TOP_K, WIDTH, BM)
 
 
 @triton.jit

@@ -12,8 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from k3hal.backends.triton.kernels._activations import silu_mul, situ_mul
-from k3hal.backends.triton.kernels._expert_gemm import tile_of
+from k3hal.backends.triton.kernels._expert_frame import activated, put_weighted, rows_of, tile_of, turns
 from k3hal.backends.triton.kernels.mxfp8 import rounded
 
 WEIGHTS = tl.constexpr("e2m1")
@@ -52,10 +51,7 @@ def gate_up(
     TOP_K: tl.constexpr, K: tl.constexpr, INNER: tl.constexpr, DIRECT: tl.constexpr, SITU: tl.constexpr,
     BT: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Codes and scales of `act(w13 x)`, BM / 2 of the INNER columns of a tile's choices; hidden [T k, INNER].
-
-    Rows of gate and of up take turns by eight: in the layout of a tensor core's result both are one thread's.
-    """
+    """Codes and scales of `act(w13 x)`, BM / 2 of the INNER columns of a tile's choices; hidden [T k, INNER]."""
     WIDE: tl.constexpr = BM // 2
     BLOCKS: tl.constexpr = (INNER + WIDE - 1) // WIDE
     tile, base = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS * WIDE
@@ -64,15 +60,12 @@ def gate_up(
         return
     live = choice >= 0
     safe = tl.where(live, choice, 0).to(tl.int64)
-    row = tl.arange(0, BM)
-    column = base + row // 16 * 8 + row % 8
-    n = (tl.minimum(column, INNER - 1) if INNER % WIDE != 0 else column) + row % 16 // 8 * INNER
+    n = turns(base, INNER, BM)
     which = expert.to(tl.int64) * (2 * INNER)
     total = _dot(
         w + which * (K // 2), w_scales + which * (K // 32), n, codes, scales, safe // TOP_K, live, K, BM, BT, BK
     )  # fmt: skip
-    gate, up = tl.split(tl.permute(tl.reshape(total, [BM // 16, 2, 8, BT]), [0, 2, 3, 1]))
-    out = situ_mul(gate, up, beta, linear_beta) if SITU else silu_mul(gate, up)
+    out = activated(total, beta, linear_beta, SITU, BM, BT)
     number, exponent = rounded(tl.reshape(out, [WIDE // 32, 32, BT]), 1)
     column = base + tl.arange(0, WIDE)
     value = tl.reshape(number, [WIDE, BT]).to(hidden.dtype.element_ty)
@@ -96,12 +89,10 @@ def down(
         return
     live = choice >= 0
     safe = tl.where(live, choice, 0).to(tl.int64)
-    column = tl.program_id(0) % BLOCKS * BM + tl.arange(0, BM)
-    n = tl.minimum(column, WIDTH - 1) if WIDTH % BM != 0 else column
+    base = tl.program_id(0) % BLOCKS * BM
+    n = rows_of(base, WIDTH, BM)
     which = expert.to(tl.int64) * WIDTH
     total = _dot(
         w + which * (K // 2), w_scales + which * (K // 32), n, hidden, hidden_scales, safe, live, K, BM, BT, BK
     )  # fmt: skip
-    weight = tl.load(weights + safe // TOP_K * weights_stride + safe % TOP_K, live, 0.0)
-    place = out + safe[None, :] * WIDTH + column[:, None]
-    tl.store(place, total * weight[None, :], live[None, :] & (column < WIDTH)[:, None])
+    put_weighted(out, weights, total, safe, live, base, weights_stride, TOP_K, WIDTH, BM)

@@ -1,6 +1,9 @@
-"""Routed experts of either format: sort the choices, two GEMMs, add up the rows."""
+"""Routed experts of any format: sort the choices, two GEMMs, add up the rows."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
 
 import torch
 import triton
@@ -10,6 +13,8 @@ from k3hal.backends.triton._experts import Cut
 from k3hal.backends.triton.kernels import _expert_gemm as gemm
 from k3hal.backends.triton.kernels import _expert_tiles as tiling
 from k3hal.backends.triton.kernels.programs import arch
+
+Format = Literal["plain", "mxfp4", "int4"]
 
 FEW = 2048
 """Choices that one program reads at once; more are counted first, by a program an expert."""
@@ -22,46 +27,57 @@ MOST = 4096
 
 def sum_of_experts(
     x: Tensor, ids: Tensor, weights: Tensor, w13: Tensor, w13_scale: Tensor | None, w2: Tensor,
-    w2_scale: Tensor | None, activation: str, betas: tuple[float, float], cut: Cut, *, rounded: bool = False,
+    w2_scale: Tensor | None, activation: str, betas: tuple[float, float], cut: Cut, *, format: Format,
+    rounded: bool = False,
 ) -> Tensor:  # fmt: skip
-    """See `moe_experts`; with scales, weights are those of `_mxfp4.pack`.
+    """See `moe_experts`; weights of the format mxfp4 are those of `_mxfp4.pack`, of int4 those of `_int4.pack`.
 
     `rounded`: x has been rounded to MXFP8, and the activation is. The first GEMM's programs take 64 rows or more then.
     """
-    tokens, width = x.shape
-    out = torch.empty(tokens, width, dtype=x.dtype, device=x.device)
-    stacks = (w13, w13_scale, w2, w2_scale, activation == "situ", betas, cut, rounded)
-    if tokens > MOST:
-        for a in range(0, tokens, MOST):
+    inner = w2.shape[2] if format == "plain" else w13.shape[1] * 8
+    stacks = (w13, w13_scale, w2, w2_scale)
+
+    def some(x: Tensor, ids: Tensor, weights: Tensor, out: Tensor) -> None:
+        _experts_into(x, ids, weights, *stacks, activation == "situ", betas, cut, format, rounded, inner, out)
+
+    return in_passes(some, x, ids, weights)
+
+
+def in_passes(
+    some: Callable[[Tensor, Tensor, Tensor, Tensor], None], x: Tensor, ids: Tensor, weights: Tensor
+) -> Tensor:
+    """The experts' sums of x's rows, as `some` writes those of at most MOST tokens' x, ids and weights to its last."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if x.shape[0] > MOST:
+        for a in range(0, x.shape[0], MOST):
             b = a + MOST
-            _experts_into(x[a:b], ids[a:b], weights[a:b], *stacks, out[a:b])
+            some(x[a:b], ids[a:b], weights[a:b], out[a:b])
     elif out.numel():
-        _experts_into(x, ids, weights, *stacks, out)
+        some(x, ids, weights, out)
     return out
 
 
 def _experts_into(
     x: Tensor, ids: Tensor, weights: Tensor, w13: Tensor, w13_scale: Tensor | None, w2: Tensor,
-    w2_scale: Tensor | None, situ: bool, betas: tuple[float, float], cut: Cut, rounded: bool, out: Tensor,
+    w2_scale: Tensor | None, situ: bool, betas: tuple[float, float], cut: Cut, format: Format, rounded: bool,
+    inner: int, out: Tensor,
 ) -> None:  # fmt: skip
-    (tokens, width), top_k, packed = x.shape, ids.shape[1], w13_scale is not None
-    inner = w13.shape[1] * 8 if packed else w2.shape[2]
-    choices = tokens * top_k
+    (tokens, width), choices = x.shape, ids.numel()
     experts, rows, tiles, height = tiles_for(x, ids, w13.shape[0], cut)
     hidden = torch.empty(choices, inner, dtype=x.dtype, device=x.device)
     parts = torch.empty(choices, width, dtype=torch.float32, device=x.device)
     first, second = cut.shapes(height)
     ptx, deepest = machine(x.device)
-    fixed = {"TOP_K": top_k, "PACKED": packed, "DIRECT": tokens <= cut.direct, "BT": height, "PTX": ptx}
+    fixed = {"TOP_K": ids.shape[1], "FORMAT": format, "DIRECT": tokens <= cut.direct, "BT": height, "PTX": ptx}
     gemm.gate_up[(tiles * triton.cdiv(inner, first.rows // 2),)](
         x, ids, experts, rows, w13, w13_scale, hidden, x.stride(0), ids.stride(0), *betas,
         K=width, INNER=inner, SITU=situ, ROUND=rounded, BM=first.rows, BK=first.depth, **fixed,
-        SPLIT=first.parts(width), num_warps=first.warps, num_stages=min(first.stages, deepest),
+        num_warps=first.warps, num_stages=min(first.stages, deepest),
     )  # fmt: skip
     gemm.down[(tiles * triton.cdiv(width, second.rows),)](
         hidden, ids, experts, rows, weights, w2, w2_scale, parts, ids.stride(0), weights.stride(0),
         K=inner, WIDTH=width, BM=second.rows, BK=second.depth, **fixed,
-        SPLIT=second.parts(inner), num_warps=second.warps, num_stages=min(second.stages, deepest),
+        num_warps=second.warps, num_stages=min(second.stages, deepest),
     )  # fmt: skip
     added_up(parts, ids, out)
 

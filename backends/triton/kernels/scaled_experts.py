@@ -8,7 +8,7 @@ from torch import Tensor
 
 from k3hal.backends.triton._experts import Cut
 from k3hal.backends.triton.kernels import _scaled_gemm as gemm
-from k3hal.backends.triton.kernels.experts import MOST, added_up, machine, tiles_for
+from k3hal.backends.triton.kernels.experts import added_up, in_passes, machine, tiles_for
 from k3hal.backends.triton.kernels.mxfp8 import quantize_rows
 from k3hal.dispatch.ops.mx_dequantize import GROUP
 
@@ -18,12 +18,12 @@ def sum_of_experts(
     activation: str, betas: tuple[float, float], cut: Cut,
 ) -> Tensor:  # fmt: skip
     """See `moe_experts_a8w4`; weights are a checkpoint's own."""
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    stacks = (w13, w13_scale, w2, w2_scale, activation == "situ", betas, cut)
-    for a in range(0, x.shape[0], MOST):
-        b = a + MOST
-        _experts_into(x[a:b], ids[a:b], weights[a:b], *stacks, out[a:b])
-    return out
+    stacks = (w13, w13_scale, w2, w2_scale)
+
+    def some(x: Tensor, ids: Tensor, weights: Tensor, out: Tensor) -> None:
+        _experts_into(x, ids, weights, *stacks, activation == "situ", betas, cut, out)
+
+    return in_passes(some, x, ids, weights)
 
 
 def _experts_into(
