@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from k3hal.model.content import Layout
 from k3hal.model.synthetic_vocab import synthetic_ranks
 
 PRESETS = ("nano", "tiny", "kl-tiny", "wide")
@@ -14,8 +15,15 @@ _BASE = len(synthetic_ranks())
 BOS, END_OF_MSG, MEDIA_PAD, PAD, VOCAB = _BASE, _BASE + 2, _BASE + 21, _BASE + 255, _BASE + 256
 
 
-def preset_config(name: str) -> dict[str, Any]:
-    """The config.json of preset `name`, one of `PRESETS`."""
+def preset_config(name: str, layout: Layout = "published") -> dict[str, Any]:
+    """The config.json of preset `name`, one of `PRESETS`. Where msModelSlim wrote the weights it does not say so."""
+    config = _published(name)
+    if layout == "modelslim":
+        config.get("text_config", config).pop("quantization_config", None)
+    return config
+
+
+def _published(name: str) -> dict[str, Any]:
     if name == "nano":
         return _k3(_sizes(128, 8, heads=2, dense=256, experts=16, top_k=4, middle=64), q_lora=64, latent=64, block=3)
     if name == "tiny":

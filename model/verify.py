@@ -13,7 +13,7 @@ import numpy as np
 from k3hal.dispatch.errors import InputError
 from k3hal.model.checkpoint import Checkpoint, inspect, shape_problems
 from k3hal.model.config_fields import read_json_object
-from k3hal.model.layout import CHECKSUMS, INDEX
+from k3hal.model.layout import CHECKSUMS, INDEX, SLIM_INDEX
 from k3hal.model.manifest import vision_tensors
 from k3hal.model.safetensors_io import StoredTensor
 
@@ -74,14 +74,15 @@ def _vision_problems(checkpoint: Checkpoint) -> list[str]:
 
 
 def _total_size_problems(checkpoint: Checkpoint) -> list[str]:
-    if not (checkpoint.path / INDEX).is_file():
+    index = next((name for name in (INDEX, SLIM_INDEX) if (checkpoint.path / name).is_file()), None)
+    if index is None:
         return []
-    metadata: Any = read_json_object(checkpoint.path / INDEX, limit=1 << 30).get("metadata")
+    metadata: Any = read_json_object(checkpoint.path / index, limit=1 << 30).get("metadata")
     declared = metadata.get("total_size") if isinstance(metadata, dict) else None
     total = sum(tensor.nbytes for tensor in checkpoint.tensors.values())
     if declared is None or declared == total:
         return []
-    return [f"{INDEX} declares total_size {declared!r:.40}; the shards hold {total}"]
+    return [f"{index} declares total_size {declared!r:.40}; the shards hold {total}"]
 
 
 def _value_problem(folder: Path, tensor: StoredTensor) -> str | None:

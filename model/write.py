@@ -14,9 +14,10 @@ from typing import Any
 
 from k3hal.dispatch.errors import InputError, UsageError
 from k3hal.model.config import ModelConfig
-from k3hal.model.init import random_tensor
-from k3hal.model.layout import CHECKSUMS, CONFIG, GENERATION_CONFIG, INDEX, TOKENIZER, is_checkpoint_file
-from k3hal.model.manifest import TensorSpec, expected_tensors
+from k3hal.model.content import Content, Layout, published
+from k3hal.model.layout import CHECKSUMS, CONFIG, GENERATION_CONFIG, TOKENIZER, is_checkpoint_file
+from k3hal.model.manifest import TensorSpec
+from k3hal.model.modelslim_writer import modelslim
 from k3hal.model.presets import PRESETS, preset_config, shard_limit
 from k3hal.model.safetensors_io import file_order, write_shard
 from k3hal.model.synthetic_vocab import synthetic_vocab_bytes
@@ -29,9 +30,10 @@ ProgressFn = Callable[[int], None]
 
 
 def write_preset(
-    name: str, target: Path, *, seed: int = 0, force: bool = False, progress: ProgressFn | None = None
-) -> None:
-    """Generate preset `name` into the directory `target`.
+    name: str, target: Path, *, seed: int = 0, layout: Layout = "published", force: bool = False,
+    progress: ProgressFn | None = None,
+) -> None:  # fmt: skip
+    """Generate preset `name` into the directory `target`, in a `layout`.
 
     Raises `UsageError` for an unknown preset or seed, `InputError` when `target` is in the way or cannot be written.
     """
@@ -39,13 +41,16 @@ def write_preset(
         raise UsageError(f"no preset {name!r}; expected one of {', '.join(PRESETS)}")
     if not 0 <= seed < 2**63:
         raise UsageError(f"seed {seed} is out of range; expected 0 to 2^63 - 1")
+    config_json = preset_config(name, layout)
     with _complete_or_absent(target, force) as folder:
-        write_checkpoint(preset_config(name), folder, seed=seed, shard_bytes=shard_limit(name), progress=progress)
+        write_checkpoint(
+            config_json, folder, seed=seed, layout=layout, shard_bytes=shard_limit(name), progress=progress
+        )
 
 
-def preset_bytes(name: str) -> int:
+def preset_bytes(name: str, layout: Layout = "published") -> int:
     """Data bytes of a preset's tensors."""
-    return sum(spec.nbytes for spec in expected_tensors(ModelConfig.from_json(preset_config(name))))
+    return _content(ModelConfig.from_json(preset_config(name, layout)), 0, layout).nbytes
 
 
 def write_checkpoint(
@@ -54,37 +59,43 @@ def write_checkpoint(
     *,
     seed: int,
     shard_bytes: int,
+    layout: Layout = "published",
     progress: ProgressFn | None = None,
 ) -> None:
     """Fill the empty directory `folder`. Memory holds one tensor at a time."""
     config = ModelConfig.from_json(config_json)
-    shards = list(_shards(config, shard_bytes))
+    content = _content(config, seed, layout)
+    shards = list(_shards(content, shard_bytes))
     weight_map: dict[str, str] = {}
-    total = 0
 
     def data(spec: TensorSpec) -> memoryview:
-        raw = random_tensor(config, spec, seed)
+        raw = content.tensor(spec)
         if progress is not None:
             progress(spec.nbytes)
         return raw.astype(raw.dtype.newbyteorder("<"), copy=False).data.cast("B")
 
     for number, specs in enumerate(shards, 1):
-        shard = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        shard = f"{content.shard}-{number:05d}-of-{len(shards):05d}.safetensors"
         write_shard(folder / shard, file_order(specs), data)
         weight_map |= {spec.name: shard for spec in specs}
-        total += sum(spec.nbytes for spec in specs)
-    _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+    _write_json(folder / content.index, {"metadata": {"total_size": content.nbytes}, "weight_map": weight_map})
+    for name, value in content.files.items():
+        _write_json(folder / name, value)
     _write_json(folder / CONFIG, config_json)
     _write_json(folder / GENERATION_CONFIG, _generation_config(config))
     (folder / TOKENIZER).write_bytes(synthetic_vocab_bytes())
     _write_checksums(folder)
 
 
-def _shards(config: ModelConfig, limit: int) -> Iterator[list[TensorSpec]]:
+def _content(config: ModelConfig, seed: int, layout: Layout) -> Content:
+    return modelslim(config, seed) if layout == "modelslim" else published(config, seed)
+
+
+def _shards(content: Content, limit: int) -> Iterator[list[TensorSpec]]:
     """Consecutive tensors, cut before a shard would pass `limit` bytes."""
     batch: list[TensorSpec] = []
     size = 0
-    for spec in expected_tensors(config):
+    for spec in content.specs:
         if batch and size + spec.nbytes > limit:
             yield batch
             batch, size = [], 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Prove the operators of this machine, and check, compare and show such proofs.")
 Package = Annotated[Path, typer.Argument(metavar="DIR", help="A package that `conform run` wrote.")]
+Models = Annotated[
+    bool | None,
+    typer.Option(
+        "--end-to-end/--no-end-to-end",
+        help="Run small models too, which E4 takes. Default: where all operators are judged.",
+        show_default=False,
+    ),
+]
 MOST_JOBS = 64
 EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 143  # 128 + SIGINT, 128 + SIGTERM
 
@@ -36,6 +45,7 @@ def run(
     op: Annotated[str, typer.Option("--op", metavar="GLOB", help="Only these operators.")] = "*",
     quick: Annotated[bool, typer.Option("--quick", help="The must-pass subset, which proves no more than E2.")] = False,
     bench: Annotated[bool, typer.Option("--bench", help="Measure speed as well, which E5 takes.")] = False,
+    end_to_end: Models = None,
     jobs: Annotated[int, typer.Option("--jobs", metavar="N", help="Processes; 0 is what suits the device.")] = 0,
     timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="For one check.")] = 60.0,
     limit: Annotated[
@@ -60,12 +70,7 @@ def run(
     from k3hal.dispatch.registry import default_registry
     from k3hal.dispatch.words import nearest
 
-    if not 0 <= jobs <= MOST_JOBS:
-        raise UsageError(f"--jobs is {jobs}", hint=f"from 0 to {MOST_JOBS}")
-    if not 0 < timeout <= 86400:
-        raise UsageError(f"--timeout is {timeout:g}", hint="above 0, at most 86400")
-    if limit is not None and not limit > 0:
-        raise UsageError(f"--limit is {limit:g}", hint="above 0")
+    _refuse_odd(jobs, timeout, limit)
     known = default_registry().backends
     if backend is not None and backend not in known:
         raise UsageError(f"--backend: no backend is called {backend!r}", hint=nearest(backend, known))
@@ -73,7 +78,7 @@ def run(
     selection = Selection.on(machine, backend, op, quick)
     limits = Limits(check=timeout, start=max(timeout, Limits().start))
     how = runner.How(jobs, limits, bench=bench, waivers=waivers or runner.expectations(machine.vendor))
-    how = how if limit is None else replace(how, limit=limit)
+    how = replace(how, end_to_end=end_to_end, limit=math.inf if limit is None else limit)
     try:
         with Bar() as note, terminable():
             report = runner.run(selection, out, how, note)
@@ -86,6 +91,15 @@ def run(
     else:
         _print(report, out)
     return code
+
+
+def _refuse_odd(jobs: int, timeout: float, limit: float | None) -> None:
+    if not 0 <= jobs <= MOST_JOBS:
+        raise UsageError(f"--jobs is {jobs}", hint=f"from 0 to {MOST_JOBS}")
+    if not 0 < timeout <= 86400:
+        raise UsageError(f"--timeout is {timeout:g}", hint="above 0, at most 86400")
+    if limit is not None and not limit > 0:
+        raise UsageError(f"--limit is {limit:g}", hint="above 0")
 
 
 class Bar:

@@ -30,22 +30,31 @@ def init(
     target: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to create.")],
     preset: Annotated[str, typer.Option("--preset", metavar="NAME", help="nano, tiny, kl-tiny or wide.")],
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of the weights.")] = 0,
+    layout: Annotated[
+        str,
+        typer.Option("--layout", metavar="NAME", help="published, or modelslim: int8, experts in int4, for Ascend."),
+    ] = "published",
     force: Annotated[bool, typer.Option("--force", help="Replace the checkpoint in DIR.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write a small checkpoint with random weights in the published format."""
+    """Write a small checkpoint with random weights, in the published format or as msModelSlim makes them of it."""
     from k3hal.errors import UsageError
+    from k3hal.model.content import LAYOUTS
     from k3hal.model.presets import PRESETS
     from k3hal.model.progress import progress_bar
     from k3hal.model.write import preset_bytes, write_preset
 
     if preset not in PRESETS:
         raise UsageError(f"no preset {preset!r}; expected one of {', '.join(PRESETS)}")
-    total = preset_bytes(preset)
+    chosen = LAYOUTS.get(layout)
+    if chosen is None:
+        raise UsageError(f"no layout {layout!r}; expected one of {', '.join(LAYOUTS)}")
+    total = preset_bytes(preset, chosen)
     with progress_bar(f"writing {preset}", total) as progress:
-        write_preset(preset, target, seed=seed, force=force, progress=progress)
+        write_preset(preset, target, seed=seed, layout=chosen, force=force, progress=progress)
     if as_json:
-        print_json(INIT_SCHEMA, {"path": str(target), "preset": preset, "seed": seed, "total_size": total})
+        made = {"path": str(target), "preset": preset, "layout": layout, "seed": seed, "total_size": total}
+        print_json(INIT_SCHEMA, made)
     else:
         typer.echo(f"{target}: {preset}, seed {seed}, {_size(total)}")
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from k3hal.conform.models import CAPS, MODELS, Caps, caps_of
 from k3hal.conform.processes import Processes
 from k3hal.conform.variants import DEFAULT, variants
 from k3hal.debug.drive import Driver
@@ -38,25 +39,9 @@ cached has been copied to other pages: one with right drafts behind it and a wro
 
 
 @dataclass(frozen=True, slots=True)
-class Caps:
-    """What the logits may differ by: `top1` the least share of positions with the same best token, `kl_mean` and
-    `kl_max` of KL(reference || device) in nats, `rms` the worst position's RMS difference over its RMS."""
-
-    top1: float
-    kl_mean: float
-    kl_max: float
-    rms: float
-
-
-CAPS = {"float32": Caps(1.0, 1e-6, 1e-5, 1e-3), "bfloat16": Caps(0.9, 2e-3, 0.05, 0.1)}
-"""Measured on the CPU with seed 0, nano and kl-tiny: top1 1.0 and 0.956, mean KL 2e-12 and 3e-4, largest 7e-12 and
-2.2e-3, rms 8e-7 and 0.035."""
-
-
-@dataclass(frozen=True, slots=True)
 class EndToEnd:
-    """One preset in one dtype, by the plan in force or a variant of it. `ran` are the (operator, provider) pairs that
-    its logits come from; `plan` is the plan's JSON."""
+    """One of `MODELS`, which `preset` names, in one dtype, by the plan in force or a variant of it. `ran` are the
+    (operator, provider) pairs that its logits come from; `plan` is the plan's JSON."""
 
     preset: str
     dtype: str
@@ -91,18 +76,18 @@ def compare_logits(logits: Tensor, good: Tensor, caps: Caps) -> dict[str, Any]:
 
 
 def run_end_to_end(
-    preset: str, folder: Path, dtype: str, device: str, ops: str | None, note: Note, *, varied: bool
+    model: str, folder: Path, dtype: str, device: str, ops: str | None, note: Note, *, varied: bool
 ) -> Iterator[EndToEnd]:
-    """The checkpoint on the device with the providers in force, and with `varied` in all other `variants`, each against
-    the same on the CPU with references. `note` is told of each variant before it runs."""
+    """The model's checkpoint on the device with the providers in force, and with `varied` in all other `variants`, each
+    against the same on the CPU with references. `note` is told of each variant before it runs."""
     note(dtype, DEFAULT)
-    good = _computed(folder, "cpu", dtype, "*=reference").logits
-    first = _against(good, preset, folder, dtype, device, ops, DEFAULT)
+    good = _computed(model, folder, "cpu", dtype, "*=reference").logits
+    first = _against(good, model, folder, dtype, device, ops, DEFAULT)
     yield first.result
     if varied and first.plan:
         for name, words in list(variants(first.plan, build_selector(ops, "warn"))):
             note(dtype, name)
-            yield _against(good, preset, folder, dtype, device, words, name).result
+            yield _against(good, model, folder, dtype, device, words, name).result
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +105,17 @@ class _Computed:
     drawn_wrong: str
 
 
-def _against(good: Tensor, preset: str, folder: Path, dtype: str, device: str, ops: str | None, variant: str) -> _Run:
+def _against(good: Tensor, model: str, folder: Path, dtype: str, device: str, ops: str | None, variant: str) -> _Run:
     try:
-        made = _computed(folder, device, dtype, ops)
+        made = _computed(model, folder, device, dtype, ops)
     except DispatchError as error:
-        return _Run(EndToEnd(preset, dtype, "NotSupported", str(error), variant))
+        return _Run(EndToEnd(model, dtype, "NotSupported", str(error), variant))
     plan = made.plan
     ran = tuple(sorted({pair for entry in plan.entries for pair in pairs_of(entry.decision)}))
-    numbers = compare_logits(made.logits, good, CAPS[dtype])
+    numbers = compare_logits(made.logits, good, caps_of(model, dtype))
     if made.drawn_wrong and numbers["status"] == "Pass":
         numbers |= {"status": "Fail", "problem": made.drawn_wrong}
-    return _Run(EndToEnd(preset, dtype, variant=variant, **numbers, ran=ran, plan=plan_json(plan)), plan)
+    return _Run(EndToEnd(model, dtype, variant=variant, **numbers, ran=ran, plan=plan_json(plan)), plan)
 
 
 def pairs_of(decision: Decision) -> Iterator[tuple[str, str]]:
@@ -140,12 +125,13 @@ def pairs_of(decision: Decision) -> Iterator[tuple[str, str]]:
         yield from pairs_of(part)
 
 
-def _computed(folder: Path, device: str, dtype: str, ops: str | None) -> _Computed:
+def _computed(model: str, folder: Path, device: str, dtype: str, ops: str | None) -> _Computed:
     sizes = {"max_num_seqs": 2, "max_model_len": 4 * TOKENS, "max_num_batched_tokens": 4 * TOKENS}
     drafts = f"ngram:{DRAFTED + 1}"
     built = build_engine(
-        str(folder), device=device, dtype=dtype, ops=ops, fallback="warn", warm_up="off", draft=drafts, **sizes
-    )
+        str(folder), device=device, dtype=dtype, ops=ops, fallback="warn", warm_up="off", draft=drafts, **sizes,
+        **MODELS[model].options,
+    )  # fmt: skip
     try:
         vocabulary = built.engine.info.vocab_size
         ids = random.Random(0).choices(range(vocabulary), k=TOKENS)
@@ -183,16 +169,16 @@ def drawn_wrong(logits: Tensor, draw: Callable[..., Tensor], device: torch.devic
 
 
 def end_to_end_isolated(
-    preset: str, device: str, ops: str | None, threads: int, processes: Processes, *, timeout: float, varied: bool
+    model: str, device: str, ops: str | None, threads: int, processes: Processes, *, timeout: float, varied: bool
 ) -> list[EndToEnd]:
-    """`run_end_to_end` of a preset built from seed 0, in a process of its own: a crash or a hang is the result.
+    """`run_end_to_end` of one of `MODELS` built from seed 0, in a process of its own: a crash or a hang is the result.
 
     Raises `Stopped` when the run was.
     """
     with tempfile.TemporaryDirectory(prefix="k3hal-conform-") as folder:
         result = Path(folder) / "result.json"
         command = [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m", __name__, str(result)]
-        job = json.dumps({"preset": preset, "device": device, "ops": ops, "threads": threads, "varied": varied})
+        job = json.dumps({"model": model, "device": device, "ops": ops, "threads": threads, "varied": varied})
         status, problem = "Crash", ""
         try:
             code, errors = processes.run(command, job, timeout)
@@ -200,15 +186,15 @@ def end_to_end_isolated(
         except subprocess.TimeoutExpired:
             status, problem = "Timeout", f"did not end within {timeout:g} s"
         if not result.exists():
-            return [EndToEnd(preset, dtype, status, problem) for dtype in CAPS]
+            return [EndToEnd(model, dtype, status, problem) for dtype in CAPS]
         made = json.loads(result.read_text("utf-8"))
         done = [EndToEnd(**one | {"ran": tuple((op, name) for op, name in one["ran"])}) for one in made["done"]]
-        left = [EndToEnd(preset, dtype, status, problem, variant) for dtype, variant in made["left"]]
+        left = [EndToEnd(model, dtype, status, problem, variant) for dtype, variant in made["left"]]
         return done + left
 
 
 def main(job: dict[str, Any], result: Path) -> None:
-    """Make the preset's checkpoint from its seed and check it. What is done and what is not goes to a file, always
+    """Make the model's checkpoint from its seed and check it. What is done and what is not goes to a file, always
     whole: who reads it after a crash knows in what variant it was."""
     torch.set_num_threads(job["threads"])
     done: list[dict[str, Any]] = []
@@ -219,15 +205,15 @@ def main(job: dict[str, Any], result: Path) -> None:
         os.replace(partial, result)
 
     with tempfile.TemporaryDirectory(dir=result.parent) as folder:
-        model = Path(folder) / job["preset"]
-        write_preset(job["preset"], model, seed=0)
+        model, checkpoint = job["model"], Path(folder) / job["model"]
+        write_preset(MODELS[model].preset, checkpoint, seed=0, layout=MODELS[model].layout)
         for number, dtype in enumerate(CAPS):
             later = [(other, DEFAULT) for other in list(CAPS)[number + 1 :]]
 
             def note(dtype: str, variant: str, later: list[tuple[str, str]] = later) -> None:
                 write((dtype, variant), *later)
 
-            how = (job["preset"], model, dtype, job["device"], job["ops"])
+            how = (model, checkpoint, dtype, job["device"], job["ops"])
             for one in run_end_to_end(*how, note, varied=job["varied"]):
                 done.append(dataclasses.asdict(one))  # noqa: PERF401 - `write` reads it in between
     write()

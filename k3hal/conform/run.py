@@ -20,6 +20,7 @@ from k3hal.conform.end_to_end import END_TO_END_TIMEOUT, EndToEnd, end_to_end_is
 from k3hal.conform.environment import device_json, statement, variables, versions
 from k3hal.conform.levels import dtypes_measured, level_rows, overall
 from k3hal.conform.measure import Measured, measure_isolated
+from k3hal.conform.models import MODELS, QUICK
 from k3hal.conform.must_pass import must_pass
 from k3hal.conform.package import CASES, PLAN, SCHEMA, new_package, refuse_what_is_no_package, write_report
 from k3hal.conform.plans import example_plan
@@ -40,7 +41,6 @@ from k3hal.dispatch.emulated import EMULATED
 from k3hal.dispatch.probe import probe
 from k3hal.dispatch.registry import Registry
 
-PRESETS, QUICK_PRESETS = ("nano", "kl-tiny", "wide"), ("nano",)
 Note = Callable[[int, int, str], None]
 """Told of checks done, checks in all, and the operator in hand."""
 
@@ -48,8 +48,9 @@ Note = Callable[[int, int, str], None]
 @dataclass(frozen=True, slots=True)
 class How:
     """How a selection is run: `jobs` processes (0: as many as suit the device), time limits, backend modules to
-    register besides those every process finds, whether to measure speed (for E5), the file of waivers, and seconds
-    after which what has not been judged counts as a timeout."""
+    register besides those every process finds, whether to measure speed (for E5), the file of waivers, seconds after
+    which what has not been judged counts as a timeout, and whether to run the end-to-end check (None: where all
+    operators are judged, and no plugins)."""
 
     jobs: int = 0
     limits: Limits = field(default_factory=Limits)
@@ -57,6 +58,7 @@ class How:
     bench: bool = False
     waivers: Path | None = None
     limit: float = math.inf
+    end_to_end: bool | None = None
 
 
 def expectations(vendor: str) -> Path | None:
@@ -152,8 +154,8 @@ def _run_all(
 
     with ThreadPoolExecutor(jobs) as pool:
         try:
-            model = partial(_end_to_end, selection, threads, until, processes)
-            ends = [pool.submit(model, preset) for preset in _presets(selection, how)]
+            run_model = partial(_end_to_end, selection, threads, until, processes)
+            ends = [pool.submit(run_model, model) for model in _models(selection, how)]
             for future in [pool.submit(lane) for _ in range(jobs)]:
                 future.result()
             outcomes = {op: joined(parts[op], selection.checks(op), found[op]) for op in found}
@@ -170,19 +172,20 @@ def _weight(selection: Selection, op: str) -> int:
     return len(checks) + sum({"k3": 1000, "device": 4000}.get(check.shape_class, 0) for check in checks)
 
 
-def _presets(selection: Selection, how: How) -> tuple[str, ...]:
-    """The models of the end-to-end check. None where only some operators, or backends of no process, are judged."""
-    if selection.ops != EVERYTHING or how.plugins:
+def _models(selection: Selection, how: How) -> tuple[str, ...]:
+    """The models of the end-to-end check."""
+    whole = selection.ops == EVERYTHING and not how.plugins
+    if not (whole if how.end_to_end is None else how.end_to_end):
         return ()
-    return QUICK_PRESETS if selection.quick else PRESETS
+    return QUICK if selection.quick else tuple(MODELS)
 
 
-def _end_to_end(selection: Selection, threads: int, until: float, processes: Processes, preset: str) -> list[EndToEnd]:
+def _end_to_end(selection: Selection, threads: int, until: float, processes: Processes, model: str) -> list[EndToEnd]:
     ops = f"*={selection.backend}" if selection.backend else None
     left = max(until - time.monotonic(), 0.0)
     timeout = min(left, END_TO_END_TIMEOUT)
     varied = not selection.quick and not selection.backend
-    return end_to_end_isolated(preset, selection.device, ops, threads, processes, timeout=timeout, varied=varied)
+    return end_to_end_isolated(model, selection.device, ops, threads, processes, timeout=timeout, varied=varied)
 
 
 def _measured(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from k3hal.conform.end_to_end import CAPS
+from k3hal.conform.models import CAPS, MODELS, caps_of
 from k3hal.conform.pool import FULL_SIZE
 from k3hal.conform.result import SAMPLE, CheckResult
 from k3hal.conform.selection import Selection
@@ -169,7 +169,8 @@ def _end(one: Mapping[str, Any]) -> Iterator[str]:
         if not one["problem"]:
             yield f"{where}, and says no reason"
         return
-    caps = CAPS.get(one["dtype"])
+    known = one["preset"] in MODELS and one["dtype"] in CAPS
+    caps = caps_of(one["preset"], one["dtype"]) if known else None
     inside = caps is not None and all(
         value is not None and (value >= caps.top1 if name == "top1" else value <= getattr(caps, name))
         for name, value in numbers.items()

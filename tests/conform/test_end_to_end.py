@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from k3hal.conform.end_to_end import CAPS, compare_logits, drawn_wrong
+from k3hal.conform.end_to_end import compare_logits, drawn_wrong
+from k3hal.conform.models import CAPS
 from k3hal.debug.drive import Driver
 from k3hal.dispatch.registry import get_operator
 from k3hal.engine.build import BuiltEngine, build_engine

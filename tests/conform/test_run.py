@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from k3hal.cli import main
-from k3hal.conform.end_to_end import CAPS, compare_logits
+from k3hal.conform.end_to_end import compare_logits
+from k3hal.conform.models import CAPS, MODELS
 from k3hal.conform.package import new_package
 from k3hal.conform.suite import checks_of
 from k3hal.debug.case_file import load_case
@@ -103,6 +104,25 @@ def test_the_quick_run_of_this_machine_passes(tmp_path: Path, capsys: pytest.Cap
     main(["conform", "verify", str(out), "--json"])
     reasons = json.loads(capsys.readouterr().out)["reasons"]
     assert [reason for reason in reasons if "dirty" not in reason] == []
+
+
+def test_some_operators_alone_run_the_models_where_that_is_asked_for(tmp_path: Path) -> None:
+    """What a checkpoint of int4 and an option for activations call is proven in a model too."""
+    out = tmp_path / "package"
+    flags = ["--op", "moe_experts_a8w4", "--no-end-to-end"]
+    assert main(["conform", "run", "--device", "cpu", *flags, "--quick", "--out", str(out)]) == 0
+    assert json.loads((out / "report.json").read_text("utf-8"))["end_to_end"] == []
+    flags[-1] = "--end-to-end"
+    assert main(["conform", "run", "--device", "cpu", *flags, "--out", str(out)]) == 0
+    report = json.loads((out / "report.json").read_text("utf-8"))
+    ran: dict[str, set[str]] = {}
+    for one in report["end_to_end"]:
+        assert one["status"] == "Pass", one
+        ran.setdefault(one["preset"], set()).update(op for op, _ in one["ran"])
+    assert set(ran) == set(MODELS)
+    assert "moe_experts_a8w4" in ran["nano-mxfp8"] and "moe_experts_int4" in ran["nano-int4"]
+    (rounded,) = [one for one in report["providers"] if one["provider"] == "cpu.rounded"]
+    assert rounded["level"] == "E4"
 
 
 def test_nothing_is_overwritten_and_nothing_left_half_written(tmp_path: Path) -> None:

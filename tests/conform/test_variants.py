@@ -65,7 +65,7 @@ def test_a_crash_in_a_variant_is_its_result_and_what_was_done_stays(
 
 def test_the_child_says_what_it_is_about_to_run(tmp_path: Path) -> None:
     """A whole run on the CPU: every variant passes, and none is left."""
-    job = {"preset": "nano", "device": "cpu", "ops": None, "threads": 1, "varied": True}
+    job = {"model": "nano", "device": "cpu", "ops": None, "threads": 1, "varied": True}
     result = tmp_path / "result.json"
     command = [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m", "k3hal.conform.end_to_end", str(result)]
     subprocess.run(command, input=json.dumps(job), text=True, check=True, capture_output=True)

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from k3hal.backends.ascend import npu_mla
-from k3hal.conform.end_to_end import CAPS, compare_logits
+from k3hal.conform.end_to_end import compare_logits
+from k3hal.conform.models import CAPS
 from k3hal.debug.drive import Driver
 from k3hal.dispatch.describe import describe
 from k3hal.dispatch.device import DeviceDescription

@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 
 from k3hal.errors import InputError, UsageError
-from k3hal.model import write
+from k3hal.model import content, write
 from k3hal.model.config import ModelConfig
 from k3hal.model.init import random_tensor
 from k3hal.model.manifest import TensorSpec, expected_tensors
@@ -184,7 +184,7 @@ def test_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             raise OSError(28, "No space left on device")
         return random_tensor(*args)
 
-    monkeypatch.setattr(write, "random_tensor", fail_late)
+    monkeypatch.setattr(content, "random_tensor", fail_late)
     with pytest.raises(InputError, match=r"cannot write .*nano: No space left on device"):
         write_preset("nano", tmp_path / "nano")
     assert list(tmp_path.iterdir()) == []

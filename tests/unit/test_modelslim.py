@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
+from k3hal.cli import main
 from k3hal.dispatch.errors import CheckpointError
 from k3hal.dispatch.ops.moe_experts_int4 import int4_dequantize
 from k3hal.model.checkpoint import Checkpoint
-from k3hal.model.layout import SLIM_DESCRIPTION
+from k3hal.model.init import random_tensor
+from k3hal.model.layout import SLIM_DESCRIPTION, SLIM_INDEX
+from k3hal.model.manifest import expected_tensors
 from k3hal.model.modelslim_reader import SlimReader, reader_of
 from k3hal.model.reader import WeightReader
 
-from ..modelslim_files import WORTH, Change, write_slim
+from ..modelslim_files import Change, stored, write_slim
 
 
 @pytest.fixture(scope="module")
@@ -25,22 +29,67 @@ def slim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_weight_is_what_its_codes_are_worth(slim: Path) -> None:
-    checkpoint, worth = Checkpoint.open(slim), load_file(slim.parent / WORTH)
+    checkpoint, tensors = Checkpoint.open(slim), stored(slim)
     assert checkpoint.config.expert_format == "int4" and checkpoint.slim is not None
+    seen = set[str]()
     with reader_of(checkpoint, "cpu", torch.float32) as reader:
         assert isinstance(reader, SlimReader)
         for name in checkpoint.specs:
-            if name in worth and ".experts." in name:
-                rows, columns = worth[name].shape
+            scale = tensors.get(name + "_scale")
+            if ".experts." in name and scale is not None:
+                pairs = torch.stack([tensors[name] << 4 >> 4, tensors[name] >> 4], dim=1)
+                worth = pairs.flatten(0, 1).float() * scale
+                rows, columns = worth.shape
                 codes = torch.empty(rows, columns // 2, dtype=torch.uint8)
                 scales = torch.empty(rows, columns // 32)
                 reader.fill_int4(codes, scales, name)
-                assert torch.equal(int4_dequantize(codes, scales), worth[name])
-            elif name in worth:
-                assert torch.equal(reader.get(name), worth[name])
+                assert torch.equal(int4_dequantize(codes, scales), worth)
+                seen.add("int4")
+            elif scale is not None:
+                assert torch.equal(reader.get(name), tensors[name].float() * scale)
+                seen.add("int8")
             elif not name.endswith(("_scale", "_offset", "scale_bias")):
                 reader.get(name)
         reader.finish()
+    assert seen == {"int4", "int8"}
+
+
+def test_weights_are_those_of_the_published_layout_rounded(slim: Path) -> None:
+    config = Checkpoint.open(slim).config
+    plain = {spec.name: spec for spec in expected_tensors(config)}
+    tensors = stored(slim)
+    for suffix, most in (("q_proj.weight", 127), ("experts.3.w2.weight", 7)):
+        name = next(name for name in plain if name.endswith(suffix))
+        bits = torch.from_numpy(random_tensor(config, plain[name], 0).astype(np.int32))
+        weight = (bits << 16).view(torch.float32).view(plain[name].shape)
+        codes, scale = tensors[name], tensors[name + "_scale"]
+        if most == 7:
+            codes = torch.stack([codes << 4 >> 4, codes >> 4], dim=1).flatten(0, 1)
+        assert torch.equal(codes.abs().amax(1), torch.full((codes.shape[0],), most, dtype=torch.int8))
+        assert bool(((codes * scale - weight).abs() <= 0.501 * scale).all())
+    name = next(name for name in tensors if name.endswith("experts.3.w2.scale_bias"))
+    weight = name.removesuffix("scale_bias") + "weight"
+    codes = torch.stack([tensors[weight] << 4 >> 4, tensors[weight] >> 4], dim=1).flatten(0, 1)
+    worth = 8 * (codes.float() * tensors[weight + "_scale"]).sum(1)
+    torch.testing.assert_close(tensors[name].sum(1), worth, rtol=1e-4, atol=1e-4)
+
+
+def test_the_command_writes_the_layout_and_verify_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "slim"
+    assert main(["model", "init", "--preset", "kl-tiny", "--layout", "modelslim", str(folder), "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["layout"] == "modelslim" and made["total_size"] == sum(t.nbytes for t in stored(folder).values())
+    assert main(["model", "verify", str(folder)]) == 0
+    index = folder / SLIM_INDEX
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"metadata": {"total_size": 1}}))
+    assert main(["model", "verify", str(folder)]) == 1
+    assert f"{SLIM_INDEX} declares total_size 1" in capsys.readouterr().out
+
+
+def test_a_layout_that_there_is_not_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["model", "init", "--preset", "nano", "--layout", "slim", str(tmp_path / "x")]) == 4
+    assert "no layout 'slim'; expected one of published, modelslim" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
 
 
 def test_a_plain_checkpoint_has_a_plain_reader(nano_dir: Path) -> None:
