@@ -78,7 +78,8 @@ def settle_ties(args: Mapping[str, Any], outputs: Outputs, golden: Outputs) -> O
 
 def _moves(args: Mapping[str, Any], row: int) -> Tensor:
     """What the result of a row moves by, fp64 [n, D], for a step of each of its activations that are near a middle."""
-    found, x = [], mxfp8_rounded(args["x"][row].float()).double()
+    x = mxfp8_rounded(args["x"][row].float()).double()
+    found = [x.new_empty(0, x.shape[0])]
     for e, weight in zip(args["ids"][row].tolist(), args["weights"][row].tolist(), strict=True):
         if e < 0:
             continue
@@ -87,7 +88,7 @@ def _moves(args: Mapping[str, Any], row: int) -> Tensor:
         below, above = (mxfp8_rounded((hidden * (1 + sign * _NEAR)).float()).double() for sign in (-1, 1))
         near = (below != above).nonzero().flatten()
         found.append((above - below)[near, None] * weight * w2[:, near].T)
-    return torch.cat([torch.empty(0, args["x"].shape[1], dtype=torch.float64), *found])
+    return torch.cat(found)
 
 
 _LARGE = ("k3_tp8_prefill", "k3_ep8")

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from k3hal.dispatch.operator import Cost, Operator, Sample
-from k3hal.dispatch.ops._experts import Routing, routed_cost, routing_samples, sum_of_experts
+from k3hal.dispatch.ops._experts import (
+    BENCH_ROUTINGS,
+    ROUTINGS,
+    Routing,
+    routed_cost,
+    routing_samples,
+    sum_of_experts,
+)
 from k3hal.dispatch.ops.mx_dequantize import GROUP
 
 
@@ -60,8 +67,8 @@ def int4_weights(g: torch.Generator, r: Routing) -> dict[str, Any]:
 
 
 def samples() -> Iterator[Sample]:
-    """All routings of `_experts.ROUTINGS`."""
-    return routing_samples(int4_weights)
+    """The routings of `_experts`."""
+    return routing_samples(int4_weights, ROUTINGS + BENCH_ROUTINGS)
 
 
 def cost(

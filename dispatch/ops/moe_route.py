@@ -57,7 +57,7 @@ def _matched(ids: Tensor, wanted: Tensor, biased: Tensor) -> Tensor:
         spare = sorted(set(range(len(have))) - {at[e] for e in want if e in at}, key=lambda j: -score[have[j]])
         missing = sorted((e for e in want if e not in at), key=lambda e: -score[e])
         at |= dict(zip(missing, spare, strict=False))
-        places[row] = torch.tensor([at[e] for e in want])
+        places[row] = places.new_tensor([at[e] for e in want])
     return places
 
 

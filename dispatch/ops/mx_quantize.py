@@ -49,7 +49,7 @@ def settle_ties(args: Mapping[str, Any], outputs: Outputs, golden: Outputs) -> O
     have, wanted = (torch.stack([p & 15, p >> 4], dim=-1).flatten(-2).int() for p in packed)
     scale = torch.exp2(golden["scales"].double() - 127).repeat_interleave(GROUP, dim=-1)
     magnitude = (args["x"].double() / scale).abs()
-    halves = torch.isin(magnitude, torch.tensor(_HALVES, dtype=torch.float64))
+    halves = torch.isin(magnitude, magnitude.new_tensor(_HALVES))
     odd = halves & ((have & 8) == (wanted & 8)) & (((have & 7) - (wanted & 7)).abs() == 1)
     if not 0 < int(odd.sum()) <= ODD_TIES * odd.numel():
         return outputs
