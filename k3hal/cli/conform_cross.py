@@ -32,9 +32,9 @@ def cross_compile(
 ) -> int:
     """Compile every Triton kernel as Kimi K3's calls launch it, for AMD's and NVIDIA's GPUs, without having one.
 
-    Held against what a GPU has: shared memory, no registers spilled where a step of decoding launches it (gfx942,
-    gfx950 and sm_90), matrix instructions for products of narrow operands. Exits with 1 where a budget is broken or a
-    kernel does not compile. Compiled kernels are kept in Triton's own cache.
+    Held against what a GPU has: shared memory, no registers spilled where a step of decoding launches it and at most
+    1 KiB a thread elsewhere (gfx942, gfx950 and sm_90), matrix instructions for products of narrow operands. Exits with
+    1 where a budget is broken or a kernel does not compile. Compiled kernels are kept in Triton's own cache.
     """
     from fnmatch import fnmatchcase
     from importlib.util import find_spec

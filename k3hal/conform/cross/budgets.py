@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from k3hal.conform.cross.compile import Compiled
 from k3hal.conform.cross.targets import TARGETS
 
+MOST_SPILLED = 1024
+"""Bytes a thread of a kernel for prompts: more is no choice of a scheduler's but a compiler gone wrong."""
+
 
 def problems(made: Compiled) -> Iterator[str]:
     """Every budget that a kernel breaks, in words."""
@@ -19,6 +22,8 @@ def problems(made: Compiled) -> Iterator[str]:
         wanted = f"none of {target.scaled}" if target.scaled else f"{target.arch} has no instruction for it"
         yield f"has a product of an MX format with its scales, and {wanted}"
     # Registers that are spilled to accumulators take no memory, and are a spill all the same.
+    of = f"{taken.spilled} registers, " if taken.spilled else ""
     if made.decodes and target.spills_checked and taken.scratch + taken.spilled > 0:
-        of = f"{taken.spilled} registers, " if taken.spilled else ""
         yield f"spills {of}{taken.scratch} bytes a thread to memory; it decodes"
+    elif target.spills_checked and taken.scratch > MOST_SPILLED:
+        yield f"spills {of}{taken.scratch} bytes a thread to memory, at most {MOST_SPILLED} for prompts"

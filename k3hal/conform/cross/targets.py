@@ -16,8 +16,8 @@ class CrossTarget:
     """One architecture as Triton names it, and the described machine that stands for it (none is described of some:
     then a machine of the vendor's with another `arch`).
 
-    `shared_memory` is what a program may have. `spills_checked`: kernels of decoding may spill no register to memory.
-    `matrix` is what the name of a matrix instruction begins with in the assembly, `scaled` what is in the name of those
+    `shared_memory` is what a program may have. `spills_checked`: kernels of decoding may spill no register to memory,
+    others little. `matrix` is what the name of a matrix instruction begins with in the assembly, `scaled` what is in the name of those
     that multiply MX formats with their scales (empty: it has none).
     """
 
