@@ -27,6 +27,10 @@ def _generator(sample: Sample) -> torch.Generator:
     return torch.Generator().manual_seed(zlib.crc32(sample.name.encode()))
 
 
+def _off(value: torch.Tensor, by: float, dtype: torch.dtype) -> torch.Tensor:
+    return (value * (1 + by)).to(dtype) if value.is_floating_point() else value + 1
+
+
 @pytest.mark.parametrize("name", operator_names())
 def test_a_definition_computes_where_its_arguments_are(name: str) -> None:
     operator, ran = get_operator(name), 0
@@ -48,10 +52,7 @@ def test_ties_are_settled_where_the_arguments_are(name: str) -> None:
         args = sample.make(_generator(sample))
         wanted = golden(operator, dict(args))
         for wrong in (1, 2.0**-8):
-            outputs = {
-                n: t + 1 if not t.is_floating_point() else (t * (1 + wrong)).to(torch.bfloat16 if n == "out" else t.dtype)
-                for n, t in wanted.items()
-            }
+            outputs = {n: _off(t, wrong, torch.bfloat16 if n == "out" else t.dtype) for n, t in wanted.items()}
             with torch.device("meta"):
                 settled = operator.settle_ties(args, outputs, wanted)  # pyright: ignore[reportOptionalCall]
             assert {value.device.type for value in settled.values()} == {"cpu"}

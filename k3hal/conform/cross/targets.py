@@ -17,8 +17,8 @@ class CrossTarget:
     then a machine of the vendor's with another `arch`).
 
     `shared_memory` is what a program may have. `spills_checked`: kernels of decoding may spill no register to memory,
-    others little. `matrix` is what the name of a matrix instruction begins with in the assembly, `scaled` what is in the name of those
-    that multiply MX formats with their scales (empty: it has none).
+    others little. `matrix` is what the name of a matrix instruction begins with in the assembly, `scaled` what is in
+    the name of those that multiply MX formats with their scales (empty: it has none).
     """
 
     arch: str
