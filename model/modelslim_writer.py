@@ -45,7 +45,9 @@ def modelslim(config: ModelConfig, seed: int) -> Content:
             return np.zeros_like(scale)
         if part == BIAS:
             wide = spec.shape[1]
-            return np.repeat(8 * (codes * scale).sum(1, keepdims=True, dtype=np.float32) / wide, wide, 1)
+            # Added up as integers: the same bits in any order.
+            bias = codes.sum(1, keepdims=True, dtype=np.int32).astype(np.float32) * scale * np.float32(8 / wide)
+            return np.repeat(bias, wide, 1)
         return (codes[::2] & 15) | (codes[1::2] << 4) if kinds[name] == INT4 else codes
 
     specs = tuple(ModelSlim(kinds).specs(config))
