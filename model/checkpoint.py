@@ -11,7 +11,7 @@ from typing import Any
 from k3hal.dispatch.errors import CheckpointError, ConfigError
 from k3hal.model.config import ModelConfig
 from k3hal.model.config_fields import read_json_object
-from k3hal.model.layout import CONFIG, INDEX, SINGLE_SHARD, SLIM_INDEX
+from k3hal.model.layout import CONFIG, INDEX, SINGLE_SHARD, SLIM_DESCRIPTION, SLIM_INDEX
 from k3hal.model.manifest import VISION_PREFIXES, TensorSpec, accepted_dtypes, expected_tensors
 from k3hal.model.modelslim import ModelSlim
 from k3hal.model.safetensors_io import StoredTensor, read_header
@@ -80,8 +80,9 @@ def inspect(path: str | Path, *, mla_latent_norm_eps: float = 1e-6) -> tuple[Che
         raise CheckpointError(f"{folder} holds no {CONFIG}; expected a checkpoint directory")
     config = ModelConfig.from_json(folder, mla_latent_norm_eps=mla_latent_norm_eps)
     slim = ModelSlim.read(folder)
-    weight_map, problems = _weight_map(folder, INDEX if slim is None else SLIM_INDEX)
-    tensors, shard_problems = _read_shards(folder, weight_map)
+    index = INDEX if slim is None else SLIM_INDEX
+    weight_map, problems = _weight_map(folder, index)
+    tensors, shard_problems = _read_shards(folder, index, weight_map)
     problems += shard_problems
     specs, missing = _expected(expected_tensors(config) if slim is None else slim.specs(config), tensors)
     if not shard_problems:  # an unreadable shard already explains what is missing
@@ -100,6 +101,8 @@ def _weight_map(folder: Path, name: str) -> tuple[dict[str, str] | None, list[st
     if not path.is_file():
         if (folder / SINGLE_SHARD).is_file():
             return None, []
+        if (folder / SLIM_INDEX).is_file():
+            raise CheckpointError(f"{folder} holds {SLIM_INDEX} and no {SLIM_DESCRIPTION}; expected both or {INDEX}")
         raise CheckpointError(f"{folder} holds neither {name} nor {SINGLE_SHARD}; expected one of them")
     try:
         index = read_json_object(path, limit=1 << 30)
@@ -110,12 +113,12 @@ def _weight_map(folder: Path, name: str) -> tuple[dict[str, str] | None, list[st
         raise CheckpointError(f"{path}: weight_map is {mapping!r:.60}; expected an object of tensor to shard name")
     clean: dict[str, str] = {}
     problems = []
-    for name, shard in mapping.items():
+    for tensor, shard in mapping.items():
         if _is_plain_name(shard):
-            clean[name] = shard
+            clean[tensor] = shard
         else:
             problems.append(
-                f"{INDEX} puts tensor {name} in {shard!r:.80}; expected a .safetensors file name in this directory"
+                f"{name} puts tensor {tensor} in {shard!r:.80}; expected a .safetensors file name in this directory"
             )
     return clean, problems
 
@@ -127,15 +130,17 @@ def _is_plain_name(shard: object) -> bool:
     return not set(shard) & {"/", "\\", ":", "\0"}
 
 
-def _read_shards(folder: Path, weight_map: dict[str, str] | None) -> tuple[dict[str, StoredTensor], list[str]]:
-    """All tensors of all shards, and problems of shards and index."""
+def _read_shards(
+    folder: Path, index: str, weight_map: dict[str, str] | None
+) -> tuple[dict[str, StoredTensor], list[str]]:
+    """All tensors of all shards, and problems of shards and of the index of that name."""
     tensors: dict[str, StoredTensor] = {}
     problems: list[str] = []
     shards = [SINGLE_SHARD] if weight_map is None else sorted(set(weight_map.values()))
     for shard in shards:
         if not (folder / shard).is_file():
             count = sum(1 for value in (weight_map or {}).values() if value == shard)
-            problems.append(f"shard {shard} is missing; expected to hold {count} tensors by {INDEX}")
+            problems.append(f"shard {shard} is missing; expected to hold {count} tensors by {index}")
             continue
         try:
             found = read_header(folder / shard)
@@ -143,28 +148,28 @@ def _read_shards(folder: Path, weight_map: dict[str, str] | None) -> tuple[dict[
             problems.append(error.message)
             continue
         for tensor in found:
-            problems += _index_problems(tensor, tensors, weight_map)
+            problems += _index_problems(tensor, tensors, index, weight_map)
             tensors.setdefault(tensor.name, tensor)
         if weight_map is not None:
-            problems += _not_in_shard(shard, found, weight_map)
+            problems += _not_in_shard(shard, found, index, weight_map)
     return tensors, problems
 
 
 def _index_problems(
-    tensor: StoredTensor, seen: Mapping[str, StoredTensor], weight_map: Mapping[str, str] | None
+    tensor: StoredTensor, seen: Mapping[str, StoredTensor], index: str, weight_map: Mapping[str, str] | None
 ) -> list[str]:
     if tensor.name in seen:
         return [f"tensor {tensor.name} is in both {seen[tensor.name].shard} and {tensor.shard}; expected it once"]
     if weight_map is None or weight_map.get(tensor.name) == tensor.shard:
         return []
     place = weight_map.get(tensor.name, "no shard")
-    return [f"shard {tensor.shard} holds tensor {tensor.name}; {INDEX} puts it in {place}"]
+    return [f"shard {tensor.shard} holds tensor {tensor.name}; {index} puts it in {place}"]
 
 
-def _not_in_shard(shard: str, found: Iterable[StoredTensor], weight_map: Mapping[str, str]) -> list[str]:
+def _not_in_shard(shard: str, found: Iterable[StoredTensor], index: str, weight_map: Mapping[str, str]) -> list[str]:
     present = {tensor.name for tensor in found}
     return [
-        f"tensor {name} is not in shard {shard}, where {INDEX} puts it"
+        f"tensor {name} is not in shard {shard}, where {index} puts it"
         for name, place in weight_map.items()
         if place == shard and name not in present
     ]

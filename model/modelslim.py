@@ -57,6 +57,10 @@ class ModelSlim:
         """Every tensor that the directory must hold, in the manifest's order, a quantised one's parts in its place."""
         for spec in expected_tensors(config):
             kind = self.kind(spec.name)
+            if kind == FLOAT and is_expert(spec.name):
+                raise CheckpointError(
+                    f"{SLIM_DESCRIPTION} calls {spec.name} {FLOAT}; expected {INT4} for routed experts"
+                )
             yield from (spec,) if kind == FLOAT else _parts(spec, kind, config)
 
 
@@ -65,7 +69,7 @@ def _unsupported(content: Mapping[str, Any], kinds: Mapping[str, Any]) -> str:
     odd = next((f"{name} is {kind!r:.40}" for name, kind in kinds.items() if kind not in (FLOAT, INT8, INT4)), None)
     if odd:
         return f"{odd}; expected {FLOAT}, {INT8} or {INT4}"
-    misplaced = next((n for n, kind in kinds.items() if (kind == INT4) != _is_expert(n) and kind != FLOAT), None)
+    misplaced = next((n for n, kind in kinds.items() if (kind == INT4) != is_expert(n) and kind != FLOAT), None)
     if misplaced:
         return f"{misplaced} is {kinds[misplaced]}; expected {INT4} for routed experts and {INT8} for all else"
     if INT4 not in kinds.values():
@@ -77,7 +81,7 @@ def _unsupported(content: Mapping[str, Any], kinds: Mapping[str, Any]) -> str:
     return ""
 
 
-def _is_expert(name: str) -> bool:
+def is_expert(name: str) -> bool:
     return ".experts." in name
 
 

@@ -13,7 +13,7 @@ from k3hal.model.content import Content
 from k3hal.model.init import random_tensor
 from k3hal.model.layout import SLIM_DESCRIPTION, SLIM_INDEX
 from k3hal.model.manifest import TensorSpec, expected_tensors
-from k3hal.model.modelslim import BIAS, FLOAT, INT4, INT8, OFFSET, SCALE, VERSION, ModelSlim
+from k3hal.model.modelslim import BIAS, FLOAT, INT4, INT8, OFFSET, SCALE, VERSION, ModelSlim, is_expert
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "g_proj", "gate_proj", "up_proj", "down_proj")
 """What is int8; all but these and the routed experts stay as they are."""
@@ -55,13 +55,13 @@ def modelslim(config: ModelConfig, seed: int) -> Content:
 
 
 def symmetric(weight: Array, most: int) -> tuple[Array, Array]:
-    """Codes int8 of each row of a weight [R, C], from `-most - 1` to `most`, and its scale fp32 [R, 1]."""
+    """Codes int8 of each row of a weight [R, C], from `-most` to `most`, and its scale fp32 [R, 1]."""
     scale = np.maximum(np.abs(weight).max(1, keepdims=True), np.float32(_LEAST)) / np.float32(most)
-    return np.clip(np.round(weight / scale), -most - 1, most).astype(np.int8), scale.astype(np.float32)
+    return np.clip(np.round(weight / scale), -most, most).astype(np.int8), scale.astype(np.float32)
 
 
 def _kind(name: str) -> str:
-    if ".experts." in name:
+    if is_expert(name):
         return INT4
     return INT8 if name.removesuffix(".weight").rpartition(".")[2] in PROJECTIONS else FLOAT
 

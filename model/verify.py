@@ -15,6 +15,7 @@ from k3hal.model.checkpoint import Checkpoint, inspect, shape_problems
 from k3hal.model.config_fields import read_json_object
 from k3hal.model.layout import CHECKSUMS, INDEX, SLIM_INDEX
 from k3hal.model.manifest import vision_tensors
+from k3hal.model.modelslim import OFFSET
 from k3hal.model.safetensors_io import StoredTensor
 
 _BLOCK = 16 << 20
@@ -46,7 +47,7 @@ def verify(path: str | Path, progress: Callable[[int], None] | None = None) -> V
     problems += _vision_problems(checkpoint)
     problems += _total_size_problems(checkpoint)
     for tensor in checkpoint.tensors.values():
-        problem = _value_problem(checkpoint.path, tensor)
+        problem = _value_problem(checkpoint, tensor)
         if problem is not None:
             problems.append(problem)
         if progress is not None:
@@ -74,8 +75,8 @@ def _vision_problems(checkpoint: Checkpoint) -> list[str]:
 
 
 def _total_size_problems(checkpoint: Checkpoint) -> list[str]:
-    index = next((name for name in (INDEX, SLIM_INDEX) if (checkpoint.path / name).is_file()), None)
-    if index is None:
+    index = INDEX if checkpoint.slim is None else SLIM_INDEX
+    if not (checkpoint.path / index).is_file():
         return []
     metadata: Any = read_json_object(checkpoint.path / index, limit=1 << 30).get("metadata")
     declared = metadata.get("total_size") if isinstance(metadata, dict) else None
@@ -85,22 +86,30 @@ def _total_size_problems(checkpoint: Checkpoint) -> list[str]:
     return [f"{index} declares total_size {declared!r:.40}; the shards hold {total}"]
 
 
-def _value_problem(folder: Path, tensor: StoredTensor) -> str | None:
-    """A description of the first non-finite value of `tensor`, if it has one."""
-    with (folder / tensor.shard).open("rb") as file:
+def _value_problem(checkpoint: Checkpoint, tensor: StoredTensor) -> str | None:
+    """A description of the first value of `tensor` that may not be, if it has one: not finite, or an offset."""
+    zeros = checkpoint.slim is not None and tensor.name.endswith(OFFSET)
+    with (checkpoint.path / tensor.shard).open("rb") as file:
         file.seek(tensor.offset)
         done = 0
         while done < tensor.nbytes:
             raw = file.read(min(_BLOCK, tensor.nbytes - done))
             if not raw:
                 return f"shard {tensor.shard} ended inside tensor {tensor.name}"
-            bad = _first_bad(raw, tensor)
+            bad = _first_bad(raw, tensor) or (_first_offset(raw) if zeros else None)
             if bad is not None:
                 index, what = bad
-                element = done // _width(tensor) + index
-                return f"tensor {tensor.name} in {tensor.shard}: element {element} is {what}; expected finite values"
+                element, wanted = done // _width(tensor) + index, "zeros" if zeros else "finite values"
+                return f"tensor {tensor.name} in {tensor.shard}: element {element} is {what}; expected {wanted}"
             done += len(raw)
     return None
+
+
+def _first_offset(raw: bytes) -> tuple[int, str] | None:
+    """Flat index and value of the first F32 that is not zero."""
+    values = np.frombuffer(raw, "<f4")
+    index = int((values != 0).argmax())
+    return (index, f"{values[index]:g}") if values[index] else None
 
 
 def _width(tensor: StoredTensor) -> int:

@@ -62,7 +62,7 @@ def write_checkpoint(
     layout: Layout = "published",
     progress: ProgressFn | None = None,
 ) -> None:
-    """Fill the empty directory `folder`. Memory holds one tensor at a time."""
+    """Fill the empty directory `folder`. Memory holds one weight at a time."""
     config = ModelConfig.from_json(config_json)
     content = _content(config, seed, layout)
     shards = list(_shards(content, shard_bytes))
@@ -154,7 +154,7 @@ def _check_target(target: Path, force: bool) -> None:
     entries = sorted(entry.name for entry in target.iterdir())
     if entries and not force:
         raise InputError(f"{target} is not empty", hint="--force replaces the checkpoint in it")
-    foreign = next((name for name in entries if not is_checkpoint_file(name)), None)
+    foreign = next((n for n in entries if not is_checkpoint_file(n) or (target / n).is_dir()), None)
     if foreign is not None:
         raise InputError(
             f"{target} holds {foreign}, which is no part of a checkpoint; remove it or choose another place"

@@ -78,11 +78,13 @@ def manifest(
     as_json: Json = False,
     summary: Annotated[bool, typer.Option("--summary", help="Totals only.")] = False,
 ) -> None:
-    """List every tensor that a checkpoint with this config must hold."""
+    """List every tensor that a checkpoint with this config must hold; of a directory in msModelSlim's layout, in it."""
     from k3hal.model.config import ModelConfig
     from k3hal.model.manifest import expected_tensors
+    from k3hal.model.modelslim import ModelSlim
 
-    specs = list(expected_tensors(ModelConfig.from_json(config)))
+    slim, parsed = ModelSlim.read(config), ModelConfig.from_json(config)
+    specs = list(expected_tensors(parsed) if slim is None else slim.specs(parsed))
     total = sum(spec.nbytes for spec in specs)
     if as_json:
         _print_manifest_json(total, specs, with_entries=not summary)

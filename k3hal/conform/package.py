@@ -16,6 +16,7 @@ from typing import Any
 
 from k3hal.conform.result import CheckResult
 from k3hal.conform.statement import statement_text
+from k3hal.conform.variants import DEFAULT
 from k3hal.errors import InputError
 
 NAME, MAJOR = "k3hal.conform", 1
@@ -52,6 +53,11 @@ _FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "waivers": {**dict.fromkeys(("id", "op", "provider", "case", "issue", "expires", "problem"), str), "used": bool},
 }
 _NUMBERS = {"end_to_end": ("top1", "kl_mean", "kl_max", "rms")}
+
+
+def plan_name(model: str, dtype: str, variant: str) -> str:
+    """The file of an end-to-end result's plan."""
+    return f"plan-{model}-{dtype}" + ("" if variant == DEFAULT else "-" + variant.replace(" ", "-")) + ".json"
 
 
 @contextmanager
@@ -173,6 +179,8 @@ def read_report(package: Path) -> dict[str, Any]:
             _check_fields(where, row, fields)
             for key in _NUMBERS.get(part, ()):
                 _check_fields(where, row, {key: (int, float, type(None))})
+            if part == "end_to_end":
+                _check_end(where, row)
     report["checks"] = [_check(f"{path}: checks {number}", row) for number, row in enumerate(report["checks"])]
     return report
 
@@ -189,6 +197,16 @@ def _check_fields(where: str, row: Any, fields: Mapping[str, type | tuple[type, 
             raise InputError(f"{where}: {key!r} is missing")
         if not isinstance(row[key], kind) or (isinstance(row[key], bool) and kind is not bool):
             raise InputError(f"{where}: {key!r} is {type(row[key]).__name__}")
+
+
+def _check_end(where: str, row: dict[str, Any]) -> None:
+    """What came later, or is in lists, of an end-to-end result."""
+    _check_fields(where, {"plan": PLAN, "variant": "", **row}, {"plan": str, "variant": str})
+    if len({row[key] is None for key in _NUMBERS["end_to_end"]}) > 1:
+        raise InputError(f"{where}: some of {', '.join(_NUMBERS['end_to_end'])} are null, expected all or none")
+    for pair in row["ran"]:
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(word, str) for word in pair):
+            raise InputError(f"{where}: 'ran' holds {json.dumps(pair):.60}, expected an operator and a provider")
 
 
 def _check(where: str, row: Any) -> CheckResult:

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,15 @@ from k3hal.conform.levels import dtypes_measured, level_rows, overall
 from k3hal.conform.measure import Measured, measure_isolated
 from k3hal.conform.models import MODELS, QUICK
 from k3hal.conform.must_pass import must_pass
-from k3hal.conform.package import CASES, PLAN, SCHEMA, new_package, refuse_what_is_no_package, write_report
+from k3hal.conform.package import (
+    CASES,
+    PLAN,
+    SCHEMA,
+    new_package,
+    plan_name,
+    refuse_what_is_no_package,
+    write_report,
+)
 from k3hal.conform.plans import example_plan
 from k3hal.conform.policy import policy_classes, policy_hash
 from k3hal.conform.pool import Deaths, Lane, Limits, Outcome
@@ -32,7 +40,6 @@ from k3hal.conform.selection import EVERYTHING, Candidate, Selection, candidates
 from k3hal.conform.slices import joined, slices
 from k3hal.conform.source_state import source_root
 from k3hal.conform.sources import source_hash
-from k3hal.conform.variants import DEFAULT
 from k3hal.conform.vendor_packages import vendor_packages
 from k3hal.conform.waivers import apply_waivers, read_waivers
 from k3hal.conform.worker import Task
@@ -104,7 +111,7 @@ def run(selection: Selection, out: Path, how: How, note: Note) -> dict[str, Any]
             "counts": dict(counts(results)),
             "seconds": round(time.perf_counter() - begun, 3),
         }
-        plans = {_plan_name(one): one.plan for one in ends if one.plan}
+        plans = {plan_name(one.preset, one.dtype, one.variant): one.plan for one in ends if one.plan}
         write_report(report, {PLAN: example_plan(device, registry), **plans}, folder)
     return report
 
@@ -185,7 +192,11 @@ def _end_to_end(selection: Selection, threads: int, until: float, processes: Pro
     left = max(until - time.monotonic(), 0.0)
     timeout = min(left, END_TO_END_TIMEOUT)
     varied = not selection.quick and not selection.backend
-    return end_to_end_isolated(model, selection.device, ops, threads, processes, timeout=timeout, varied=varied)
+    ends = end_to_end_isolated(model, selection.device, ops, threads, processes, timeout=timeout, varied=varied)
+    if timeout == END_TO_END_TIMEOUT:
+        return ends
+    late = "not judged: the time of the whole run was over"
+    return [replace(end, problem=late) if end.status == "Timeout" else end for end in ends]
 
 
 def _measured(
@@ -260,14 +271,13 @@ def _refusals(selection: Selection, op: str, one: Candidate) -> list[dict[str, A
     ]
 
 
-def _plan_name(one: EndToEnd) -> str:
-    variant = "" if one.variant == DEFAULT else "-" + one.variant.replace(" ", "-")
-    return f"plan-{one.preset}-{one.dtype}{variant}.json"
-
-
 def _end_json(one: EndToEnd) -> dict[str, Any]:
     fields = {name: getattr(one, name) for name in EndToEnd.__dataclass_fields__ if name not in ("plan", "ran")}
-    return {**fields, "ran": [list(pair) for pair in one.ran], "plan": _plan_name(one) if one.plan else PLAN}
+    return {
+        **fields,
+        "ran": [list(pair) for pair in one.ran],
+        "plan": plan_name(one.preset, one.dtype, one.variant) if one.plan else PLAN,
+    }
 
 
 def exit_code(report: Mapping[str, Any]) -> int:

@@ -6,15 +6,18 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from k3hal.conform.models import CAPS, MODELS, caps_of
+from k3hal.conform.models import CAPS, MODELS, QUICK, caps_of
+from k3hal.conform.package import PLAN, plan_name
 from k3hal.conform.pool import FULL_SIZE
 from k3hal.conform.result import SAMPLE, CheckResult
 from k3hal.conform.selection import Selection
+from k3hal.conform.statement import run_name
 from k3hal.conform.suite import Check
 from k3hal.conform.values import value_differences
+from k3hal.conform.variants import DEFAULT
 from k3hal.debug.golden import golden
 from k3hal.debug.judge import caps_in_force, loosest_caps, status_of
-from k3hal.debug.verdict import Status, TensorNumbers, worst
+from k3hal.debug.verdict import STATUSES, Status, TensorNumbers, worst
 from k3hal.dispatch.registry import get_operator, operator_names
 from k3hal.dispatch.tolerance import CLASSES, Comparison, ToleranceClass, loosest, may_judge
 
@@ -34,8 +37,7 @@ def check_numbers(report: Mapping[str, Any], selection: Selection) -> Iterator[s
             yield f"{where}: seconds is {check.seconds}"
         if check.op in operator_names():
             yield from (f"{where} is {check.status} {why}" for why in _contradictions(check, host, waivers, limits))
-    for one in report["end_to_end"]:
-        yield from _end(one)
+    yield from _ends(report)
     for one in report["providers"]:
         for timing in one.get("timings", ()):
             seconds = timing.get("seconds") if isinstance(timing, dict) else math.nan
@@ -159,19 +161,41 @@ def _above(said: ToleranceClass, most: ToleranceClass) -> str:
     return next((name for name in _NUMBERS if getattr(said, name) > getattr(most, name) * _SLACK), "")
 
 
-def _end(one: Mapping[str, Any]) -> Iterator[str]:
+def _ends(report: Mapping[str, Any]) -> Iterator[str]:
+    """Every end-to-end check is of a model and a dtype that there are, once, with the plan of its own."""
+    runs, models = set[tuple[str, str, str]](), QUICK if report["selection"]["quick"] else tuple(MODELS)
+    for one in report["end_to_end"]:
+        variant = one.get("variant", DEFAULT)
+        where, run = f"end to end, {run_name(one)}", (one["preset"], one["dtype"], variant)
+        if one["preset"] not in models or one["dtype"] not in CAPS:
+            yield f"{where}: expected one of {', '.join(models)} in one of {', '.join(CAPS)}"
+        elif run in runs:
+            yield f"{where}: there are two results"
+        elif one.get("plan", PLAN) not in (PLAN, plan_name(*run)):
+            yield f"{where}: its plan is {one['plan']}, expected {plan_name(*run)}"
+        else:
+            yield from _end(one, where)
+        runs.add(run)
+
+
+def _end(one: Mapping[str, Any], where: str) -> Iterator[str]:
     """An end-to-end check that passed is within its caps; one that did not has a reason."""
-    where = f"end to end, {one['preset']} in {one['dtype']}: {one['status']}"
+    where = f"{where}: {one['status']}"
+    if one["status"] not in STATUSES:
+        yield f"{where}, expected one of {', '.join(STATUSES)}"
     numbers = {name: one[name] for name in ("top1", "kl_mean", "kl_max", "rms")}
-    if odd := next((n for n, v in numbers.items() if v is not None and not 0 <= v < math.inf), ""):
+    most = {"top1": 1.0}
+    bad = (n for n, v in numbers.items() if v is not None and not (0 <= v < math.inf and v <= most.get(n, v)))
+    if odd := next(bad, ""):
         yield f"{where}, {odd} is {numbers[odd]}"
     if one["status"] != "Pass":
         if not one["problem"]:
             yield f"{where}, and says no reason"
         return
-    known = one["preset"] in MODELS and one["dtype"] in CAPS
-    caps = caps_of(one["preset"], one["dtype"]) if known else None
-    inside = caps is not None and all(
+    if one.get("plan", PLAN) == PLAN and "variant" in one:
+        yield f"{where}, without its plan"
+    caps = caps_of(one["preset"], one["dtype"])
+    inside = all(
         value is not None and (value >= caps.top1 if name == "top1" else value <= getattr(caps, name))
         for name, value in numbers.items()
     )

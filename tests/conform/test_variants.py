@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from k3hal.conform.end_to_end import end_to_end_isolated
+from k3hal.conform.package import plan_name
 from k3hal.conform.processes import Processes
-from k3hal.conform.run import _plan_name
 from k3hal.conform.variants import variants
 from k3hal.dispatch.assemble import build_selector
 from k3hal.dispatch.plan import DispatchPlan, make_plan
@@ -60,7 +60,7 @@ def test_a_crash_in_a_variant_is_its_result_and_what_was_done_stays(
         ("float32", "default", "Pass"), ("float32", "choice 2", "Crash"), ("bfloat16", "default", "Crash"),
     ]  # fmt: skip
     assert ends[0].ran == (("linear", "cpu.native"),) and "segmentation fault" in ends[1].problem
-    assert len({_plan_name(one) for one in ends}) == 3
+    assert len({plan_name(one.preset, one.dtype, one.variant) for one in ends}) == 3
 
 
 def test_the_child_says_what_it_is_about_to_run(tmp_path: Path) -> None:

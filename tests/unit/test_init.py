@@ -161,6 +161,14 @@ def test_an_occupied_directory_is_left_alone(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.txt"]
 
 
+def test_force_leaves_a_folder_alone_that_is_called_like_a_shard(micro_dir: Path) -> None:
+    (micro_dir / "mine.safetensors").mkdir()
+    (micro_dir / "mine.safetensors" / "thesis.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"holds mine.safetensors, which is no part of a checkpoint"):
+        write_preset("nano", micro_dir, force=True)
+    assert (micro_dir / "mine.safetensors" / "thesis.txt").read_text() == "mine"
+
+
 def test_force_replaces_a_checkpoint(micro_dir: Path) -> None:
     write_preset("nano", micro_dir, force=True)
     assert ModelConfig.from_json(micro_dir).hidden_size == 128

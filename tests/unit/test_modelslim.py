@@ -86,6 +86,37 @@ def test_the_command_writes_the_layout_and_verify_reads_it(tmp_path: Path, capsy
     assert f"{SLIM_INDEX} declares total_size 1" in capsys.readouterr().out
 
 
+def test_verify_says_which_offset_is_not_zero(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def shift(tensors: dict[str, torch.Tensor], kinds: dict[str, Any]) -> None:
+        tensors[_expert(tensors, "w1.weight_offset")][3] = 0.5
+
+    assert main(["model", "verify", str(write_slim(tmp_path / "model", shift))]) == 1
+    assert "w1.weight_offset in quant" in (said := capsys.readouterr().out)
+    assert "element 3 is 0.5; expected zeros" in said
+
+
+def test_an_index_without_its_description_is_named(tmp_path: Path) -> None:
+    folder = write_slim(tmp_path / "model")
+    (folder / SLIM_DESCRIPTION).unlink()
+    with pytest.raises(CheckpointError, match=f"holds {SLIM_INDEX} and no {SLIM_DESCRIPTION}"):
+        Checkpoint.open(folder)
+
+
+def test_problems_name_the_index_that_is_there(tmp_path: Path) -> None:
+    folder = write_slim(tmp_path / "model")
+    index = json.loads((folder / SLIM_INDEX).read_text())
+    del index["weight_map"][next(iter(index["weight_map"]))]
+    (folder / SLIM_INDEX).write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=f"{SLIM_INDEX} puts it in no shard"):
+        Checkpoint.open(folder)
+
+
+def test_the_manifest_of_a_directory_is_of_its_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_slim(tmp_path / "model")
+    assert main(["model", "manifest", str(folder), "--summary", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tensors"] == len(stored(folder))
+
+
 def test_a_layout_that_there_is_not_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["model", "init", "--preset", "nano", "--layout", "slim", str(tmp_path / "x")]) == 4
     assert "no layout 'slim'; expected one of published, modelslim" in capsys.readouterr().err
@@ -130,7 +161,8 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "a norm as int8": (_kind("input_layernorm.weight", "W8A8_DYNAMIC"), r"expected FLOAT for BF16 \[128\]"),
     "no scale": (_without("w1.weight_scale"), r"w1.weight_scale is missing; expected F32 \[64, 1\]"),
     "no bias": (_without("w2.scale_bias"), r"w2.scale_bias is missing; expected F32 \[64, 16\]"),
-    "codes of a float": (_kind("w1.weight", "FLOAT"), "w1.weight in .* has shape"),
+    "codes of a float": (_kind("o_proj.weight", "FLOAT"), "o_proj.weight in .* is I8"),
+    "a float among int4 experts": (_kind("w1.weight", "FLOAT"), "w1.weight FLOAT; expected W4A8_DYNAMIC for routed"),
 }
 
 
