@@ -94,6 +94,17 @@ def saved(plan: DispatchPlan) -> SavedPlan:
     return SavedPlan(f"{plan.model} on {plan.device.id}", plan.device.id, plan.model, tuple(entries))
 
 
+def pairs_in(plan: SavedPlan) -> set[tuple[str, str]]:
+    """Every operator of the plan, parts of composed ones included, with each provider that it has there."""
+    rest = [(entry.op, entry.choice) for entry in plan.entries]
+    pairs = set[tuple[str, str]]()
+    while rest:
+        op, choice = rest.pop()
+        pairs.add((op, choice.provider))
+        rest += choice.parts.items()
+    return pairs
+
+
 def choice_of(decision: Decision) -> Choice:
     return Choice(decision.provider, {op: choice_of(part) for op, part in decision.parts.items()}, decision.tactic)
 

@@ -24,9 +24,8 @@ from k3hal.debug.drive import Driver
 from k3hal.dispatch.assemble import build_selector
 from k3hal.dispatch.errors import DispatchError
 from k3hal.dispatch.plan import DispatchPlan
-from k3hal.dispatch.plan_file import plan_json
+from k3hal.dispatch.plan_file import pairs_in, plan_json, saved
 from k3hal.dispatch.registry import get_operator
-from k3hal.dispatch.select import Decision
 from k3hal.engine.build import build_engine
 from k3hal.model.write import write_preset
 
@@ -111,18 +110,11 @@ def _against(good: Tensor, model: str, folder: Path, dtype: str, device: str, op
     except DispatchError as error:
         return _Run(EndToEnd(model, dtype, "NotSupported", str(error), variant))
     plan = made.plan
-    ran = tuple(sorted({pair for entry in plan.entries for pair in pairs_of(entry.decision)}))
+    ran = tuple(sorted(pairs_in(saved(plan))))
     numbers = compare_logits(made.logits, good, caps_of(model, dtype))
     if made.drawn_wrong and numbers["status"] == "Pass":
         numbers |= {"status": "Fail", "problem": made.drawn_wrong}
     return _Run(EndToEnd(model, dtype, variant=variant, **numbers, ran=ran, plan=plan_json(plan)), plan)
-
-
-def pairs_of(decision: Decision) -> Iterator[tuple[str, str]]:
-    """The operator and provider of a decision, and those of its parts."""
-    yield decision.call.op, decision.provider
-    for part in decision.parts.values():
-        yield from pairs_of(part)
 
 
 def _computed(model: str, folder: Path, device: str, dtype: str, ops: str | None) -> _Computed:

@@ -18,11 +18,11 @@ from k3hal.conform.run import dtypes_proven
 from k3hal.conform.selection import Selection
 from k3hal.conform.source_state import same_sources, source_root
 from k3hal.conform.sources import source_hash
-from k3hal.conform.statement import statement_text
+from k3hal.conform.statement import run_name, statement_text
 from k3hal.conform.values import value_differences
 from k3hal.conform.verify_numbers import bounded, check_numbers
 from k3hal.debug.case_file import load_case
-from k3hal.dispatch.plan_file import load_plan
+from k3hal.dispatch.plan_file import load_plan, pairs_in
 from k3hal.dispatch.registry import BUILTIN, default_registry
 from k3hal.errors import InputError
 
@@ -197,11 +197,7 @@ def _files(package: Path, report: Report) -> Iterator[str]:
         if check.case_file:
             yield from _case(package, check)
     yield from _strays(package, report)
-    for name in sorted({PLAN, *(one.get("plan", PLAN) for one in report["end_to_end"])}):
-        try:
-            load_plan(package / Path(name).name)
-        except InputError as error:
-            yield str(error)
+    yield from _plans(package, report)
     try:
         text = (package / STATEMENT).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -210,6 +206,22 @@ def _files(package: Path, report: Report) -> Iterator[str]:
     plain = {**report, "checks": [check.to_json() for check in report["checks"]]}
     if text != statement_text(plain):
         yield f"{STATEMENT} is not the report's"
+
+
+def _plans(package: Path, report: Report) -> Iterator[str]:
+    """Every plan can be read and belongs to the report; what ran end to end is what its own plan says."""
+    ran = {one["plan"]: one for one in report["end_to_end"] if one.get("plan", PLAN) != PLAN}
+    for name in sorted({PLAN, *ran}):
+        try:
+            plan = load_plan(package / Path(name).name)
+        except InputError as error:
+            yield str(error)
+            continue
+        if name in ran and {tuple(pair) for pair in ran[name]["ran"]} != pairs_in(plan):
+            yield f"end to end, {run_name(ran[name])}: what ran is not what {name} says"
+    for path in sorted(package.glob("plan-*.json")):
+        if path.name not in ran:
+            yield f"{path.name} belongs to no end-to-end check"
 
 
 def _strays(package: Path, report: Report) -> Iterator[str]:

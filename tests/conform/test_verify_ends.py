@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from k3hal.conform.package import plan_name, read_report
+from k3hal.conform.verify import _plans
 from k3hal.conform.verify_numbers import _ends
 from k3hal.errors import InputError
 
@@ -70,3 +71,29 @@ def test_what_is_malformed_is_one_line(package: Path, change: dict[str, Any], sa
     with pytest.raises(InputError, match="end_to_end 0") as raised:
         read_report(package)
     assert said in raised.value.message
+
+
+def _saved(package: Path, ran: list[list[str]]) -> dict[str, Any]:
+    """A result whose plan, in the package, is the package's own."""
+    end = _end(ran=ran)
+    (package / end["plan"]).write_bytes((package / "plan.json").read_bytes())
+    return end
+
+
+def test_what_ran_is_what_the_plan_says(package: Path) -> None:
+    entries = json.loads((package / "plan.json").read_text("utf-8"))["entries"]
+    ran = {(e["op"], e["provider"]) for e in entries}
+    parts = [part for e in entries for part in e["parts"].items()]
+    for op, part in parts:
+        ran.add((op, part["provider"]))
+        parts += part["parts"].items()
+    end = _saved(package, [list(pair) for pair in sorted(ran)])
+    assert list(_plans(package, {"end_to_end": [end]})) == []
+    for other in (end["ran"][1:], [*end["ran"], ["linear", "cpu.imagined"]]):
+        (reason,) = _plans(package, {"end_to_end": [end | {"ran": other}]})
+        assert "nano in float32: what ran is not what plan-nano-float32.json says" in reason
+
+
+def test_a_plan_of_no_result_is_a_reason(package: Path) -> None:
+    _saved(package, [])
+    assert list(_plans(package, {"end_to_end": []})) == ["plan-nano-float32.json belongs to no end-to-end check"]
