@@ -21,13 +21,13 @@ THREADS, SHARED = 384, 227 << 10
 LEAST_CHUNK = 512
 """Rows of a chunk, if its sequence is not so long that every multiprocessor would get more than one."""
 FEW_MERGED = 96
-"""Heads of all sequences up to which four programs of 512 threads share the channels of each in the merge, and not two of
-256."""
+"""Heads of all sequences up to which four programs of 512 threads share the channels of each in the merge, and not two
+of 256."""
 
 ONCE_ROWS = 300_000
 """Rows of all sequences up to which they leave the L2 cache first: 3 to 6 % faster on an H200, beyond 2 % slower."""
 ARGUMENTS = struct.Struct("@7Q4q8if2i60x")
-"""`struct Arguments` of the kernel files: pointers, strides, numbers; behind a tensor map all is a multiple of 64 bytes."""
+"""`struct Arguments` of the kernel files: pointers, strides, numbers. With a tensor map before it, a multiple of 64 bytes."""
 
 
 @cache
