@@ -27,7 +27,7 @@ of 256."""
 ONCE_ROWS = 300_000
 """Rows of all sequences up to which they leave the L2 cache first: 3 to 6 % faster on an H200, beyond 2 % slower."""
 ARGUMENTS = struct.Struct("@7Q4q8if2i60x")
-"""`struct Arguments` of the kernel files: pointers, strides, numbers. Behind a tensor map they are a multiple of 64 bytes."""
+"""`struct Arguments` of the kernel files: pointers, strides, numbers; padded as a tensor map in front of them asks."""
 
 
 @cache
