@@ -55,7 +55,7 @@ def test_residuals_say_what_they_are_not_made_for() -> None:
 
 def test_arguments_are_laid_out_as_the_compiler_lays_them_out() -> None:
     # Pointers and long longs, then ints and floats, without holes.
-    assert mla_decode.ARGUMENTS.size == (7 + 4) * 8 + (8 + 1) * 4 + 4
+    assert mla_decode.ARGUMENTS.size == (7 + 4) * 8 + (8 + 1 + 2) * 4 + 60
     assert (tensor_map.MAP_BYTES + mla_decode.ARGUMENTS.size) % 64 == 0  # As a map is aligned.
     assert attn_res_mix.ARGUMENTS.size == (6 + 4) * 8 + (6 + 2) * 4
     # Of the driver's header: CUlaunchConfig and CUlaunchAttribute.

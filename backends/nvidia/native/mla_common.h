@@ -16,6 +16,7 @@ struct Arguments {
   long long q_row, q_head, page_bytes, table_row;
   int count, heads, page, max_splits, least, most, aligned, blocks;
   float scale;
+  int pages, columns;  // Of the cache, and of the page table.
 };
 
 __device__ float exp2_of(float x) {
@@ -56,6 +57,13 @@ __device__ void meet() { asm volatile("bar.sync 1, %0;" ::"n"(WORKERS) : "memory
 // A sequence is cut into chunks by its own length alone. An empty one is one empty chunk.
 __device__ int chunks_of(int length, const Arguments& a) { return max(min((length + a.least - 1) / a.least, a.most), 1); }
 
+// What may still change.
+__device__ int now_of(const int* from) {
+  int r;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(r) : "l"(from));
+  return r;
+}
+
 // Finds the sequence and chunk of ever later items, with 32 sequences in hand. Chunks differ by a tile of ROWS at most.
 template <int ROWS>
 struct Walk {
@@ -63,30 +71,40 @@ struct Walk {
   int n, first, last, length, chunk;
   __device__ bool find(const Arguments& a, int item) {
     const int lane = threadIdx.x & 31;
-    while (from < a.count) {
-      const int mine = from + lane, its = mine < a.count ? a.lengths[mine] : 0;
-      const int its_chunks = mine < a.count ? chunks_of(its, a) : 0;
-      int sum = its_chunks;
+    while (from < a.count)
+      if (find(a, item, from + lane < a.count ? a.lengths[from + lane] : 0)) return true;
+    return false;
+  }
+  // Among the sequences in hand, of which a lane's has `its` rows; else on to the next ones.
+  __device__ bool find(const Arguments& a, int item, int its) {
+    const int lane = threadIdx.x & 31, its_chunks = from + lane < a.count ? chunks_of(its, a) : 0;
+    int sum = its_chunks;
 #pragma unroll
-      for (int d = 1; d < 32; d *= 2) {
-        const int other = __shfl_up_sync(ALL, sum, d);
-        if (lane >= d) sum += other;
-      }
-      const int all = __shfl_sync(ALL, sum, 31);
-      if (item < before + all) {
-        const int at = __popc(__ballot_sync(ALL, before + sum <= item)), chunks = __shfl_sync(ALL, its_chunks, at);
-        n = from + at;
-        length = __shfl_sync(ALL, its, at);
-        chunk = item - before - __shfl_sync(ALL, sum - its_chunks, at);
-        const int tiles = (length + ROWS - 1) / ROWS;
-        first = (int)((long long)tiles * chunk / chunks) * ROWS;
-        last = min((int)((long long)tiles * (chunk + 1) / chunks) * ROWS, length);
-        return true;
-      }
+    for (int d = 1; d < 32; d *= 2) {
+      const int other = __shfl_up_sync(ALL, sum, d);
+      if (lane >= d) sum += other;
+    }
+    const int all = __shfl_sync(ALL, sum, 31);
+    if (item >= before + all) {
       before += all;
       from += 32;
+      return false;
     }
-    return false;
+    const int at = __popc(__ballot_sync(ALL, before + sum <= item));
+    const unsigned chunks = __shfl_sync(ALL, its_chunks, at);
+    n = from + at;
+    length = __shfl_sync(ALL, its, at);
+    chunk = item - before - __shfl_sync(ALL, sum - its_chunks, at);
+    // Tiles times the chunk over the chunks, in 32 bits.
+    const unsigned tiles = (length + ROWS - 1) / ROWS, each = tiles / chunks, rest = tiles % chunks;
+    first = (each * chunk + rest * chunk / chunks) * ROWS;
+    last = min((int)(each * (chunk + 1) + rest * (chunk + 1) / chunks) * ROWS, length);
+    return true;
+  }
+  // The first sequences' lengths as they are while what this kernel waits for may still write them.
+  static __device__ int guess(const Arguments& a) {
+    const int lane = threadIdx.x & 31;
+    return lane < a.count ? min(max(now_of(a.lengths + lane), 0), a.columns * a.page) : 0;
   }
 };
 

@@ -93,13 +93,14 @@ extern "C" __global__ void __launch_bounds__(WORKERS + FETCHERS * 32, 1) attend(
   if (threadIdx.x == 0 && line < a.count) prefetch(a.lengths + line);
   if (threadIdx.x == 0 && line < a.count * a.table_row) prefetch(a.table + line);
   __syncthreads();
-  // What this kernel reads and overwrites is ready; what comes after it may get ready too.
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  // Where nothing is sent for ahead, all wait: what this kernel reads and overwrites is ready then.
+  if (!AHEAD) wait_for_launch();
   if (threadIdx.x >= WORKERS) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(FETCHER_REGS));
     fetch_all(a, m);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(WORKER_REGS));
+    if (AHEAD) asm volatile("griddepcontrol.wait;" ::: "memory");
     attend_all(a, m);
   }
 }
@@ -111,15 +112,16 @@ __device__ float4 times(float4 x, float w) { return make_float4(x.x * w, x.y * w
 __device__ float4 plus(float4 sum, float4 x, float w) {
   return make_float4(fmaf(w, x.x, sum.x), fmaf(w, x.y, sum.y), fmaf(w, x.z, sum.z), fmaf(w, x.w, sum.w));
 }
-template <int CHANNELS, int AT_ONCE>
+template <int THREADS, int CHANNELS, int AT_ONCE>
 __device__ void merge_chunks(const Arguments& a) {
-  constexpr int LANES = CHANNELS / 4, SHARERS = WORKERS / LANES, MINE = GROUPS / SHARERS;
+  constexpr int LANES = CHANNELS / 4, SHARERS = THREADS / LANES, MINE = GROUPS / SHARERS;
   __shared__ float4 sums[GROUPS][LANES];
   __shared__ float tops[GROUPS], totals[GROUPS];
   const int n = blockIdx.x / a.heads, h = blockIdx.x % a.heads, lane = threadIdx.x % LANES, sharer = threadIdx.x / LANES;
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   // Lengths were there before the kernel that this one waits for.
   const int chunks = chunks_of(a.lengths[n], a);
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
   if (chunks < 2) return;
   const long long first = (long long)n * a.max_splits * a.heads + h;
   const float* lse = a.lse + first;
@@ -162,11 +164,12 @@ __device__ void merge_chunks(const Arguments& a) {
   }
   __syncthreads();
   if (sharer) return;
-  const int groups = min(chunks, GROUPS);
   float most = tops[0], all = 0;
   float4 sum = make_float4(0, 0, 0, 0);
-  for (int g = 1; g < groups; g++) most = fmaxf(most, tops[g]);
-  for (int g = 0; g < groups; g++) {
+#pragma unroll
+  for (int g = 1; g < GROUPS; g++) most = fmaxf(most, tops[g]);
+#pragma unroll
+  for (int g = 0; g < GROUPS; g++) {
     const float w = exp2_of(tops[g] - most);
     all = fmaf(w, totals[g], all);
     sum = plus(sum, sums[g][lane], w);
@@ -175,6 +178,7 @@ __device__ void merge_chunks(const Arguments& a) {
   const uint2 packed = make_uint2(bf16_pair(sum.x * r, sum.y * r), bf16_pair(sum.z * r, sum.w * r));
   *(uint2*)(a.out + ((long long)n * a.heads + h) * RANK + blockIdx.y * CHANNELS + lane * 4) = packed;
 }
-// For few sequences, and for many.
-extern "C" __global__ void __launch_bounds__(WORKERS) merge(Arguments a) { merge_chunks<64, 9>(a); }
-extern "C" __global__ void __launch_bounds__(WORKERS, 4) merge_many(Arguments a) { merge_chunks<256, 1>(a); }
+// For few sequences, and for many. Few take few multiprocessors: on one where a merge runs no program of the next `attend`
+// can begin.
+extern "C" __global__ void __launch_bounds__(512) merge(Arguments a) { merge_chunks<512, 128, 9>(a); }
+extern "C" __global__ void __launch_bounds__(WORKERS, 4) merge_many(Arguments a) { merge_chunks<WORKERS, 256, 1>(a); }

@@ -13,6 +13,7 @@ constexpr int ROWS = FP8 ? 64 : 32, SLOTS = 5, FETCHERS = 4, ROWS_EACH = ROWS / 
 constexpr int ROW_BYTES = FP8 ? ENTRY : 2 * ENTRY, TOGETHER = FP8 ? 2 : 1, COPY_PITCH = TOGETHER * ROW_BYTES + 16;
 constexpr int TILE = ROWS / TOGETHER * COPY_PITCH, QUERY_PITCH = 2 * ENTRY + 16;
 constexpr int FETCHER_REGS = 56, WORKER_REGS = 224;
+constexpr int AHEAD = FP8 ? 0 : 4;  // Tiles that are sent for before what this kernel waits for has ended; of fp8 it did not pay.
 constexpr int SCORES = 2 * 4 * 32;           // Of bf16: of 4 floats, for one tile.
 constexpr int WEIGHT_PITCH = 2 * ROWS + 16;  // Of fp8: bytes from a head's weights to the next one's.
 
@@ -101,6 +102,33 @@ struct Memory {
   Item item;
   uint64_t full[SLOTS], empty[SLOTS], given, taken;
 };
+__device__ void fetch_to_l2(const void* from, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+__device__ void wait_for_launch() { asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory"); }
+// Finds a program's first chunk and its page by the lengths and the page table as they are, sends for its first tiles as
+// far as the L2 cache, waits for the launch in front, and says whether the chunk has some rows and the lengths were right.
+// What is in L2 is still seen to change. Where they were not, all starts anew.
+__device__ bool find_ahead(const Arguments& a, Walk<ROWS>& at, int mine, int& page) {
+  const int lane = threadIdx.x & 31, guessed = Walk<ROWS>::guess(a);
+  bool right = at.find(a, blockIdx.x, guessed) && at.first < at.last;
+  const int* table = a.table + at.n * a.table_row;
+  if (right && a.aligned) {
+    const int row = at.first + lane * ROWS;
+    if (mine == 0 && lane < AHEAD && row < at.last) {
+      const int likely = now_of(table + row / a.page);
+      if (likely >= 0 && likely < a.pages) fetch_to_l2(a.cache + likely * a.page_bytes + row % a.page * ROW_BYTES, ROWS * ROW_BYTES);
+    }
+    if (mine == 1 && lane < a.heads) fetch_to_l2(a.q + at.n * a.q_row + lane * a.q_head, 2 * ENTRY);
+  }
+  wait_for_launch();
+  if (right) {
+    page = table[at.first / a.page];
+    right = __all_sync(ALL, (lane < a.count ? a.lengths[lane] : 0) == guessed);
+  }
+  if (!right) at = Walk<ROWS>();
+  return right;
+}
 // Warps that fetch have some rows of every tile each, a lane a copy: one takes some fifty cycles to issue. Rows beyond
 // the last become zeros; where rows are not aligned to 16 bytes they are copied byte by byte. The first warp also hands
 // out chunks with their queries, of which those beyond the last head are never used.
@@ -109,8 +137,10 @@ __device__ void fetch_all(const Arguments& a, Memory& m) {
   Walk<ROWS> at;
   Place<SLOTS> to{0, 1};
   uint32_t parity = 1;
-  for (int item = blockIdx.x;; item += gridDim.x) {
-    const bool more = at.find(a, item), some = more && at.first < at.last;
+  int page = 0;
+  bool known = AHEAD && find_ahead(a, at, mine, page);
+  for (int item = blockIdx.x;; item += gridDim.x, known = false) {
+    const bool more = known || at.find(a, item), some = more && at.first < at.last;
     if (mine == 0) {
       wait(m.taken, parity);
       parity ^= 1;
@@ -125,7 +155,8 @@ __device__ void fetch_all(const Arguments& a, Memory& m) {
     }
     if (!more) return;
     const int* table = a.table + at.n * a.table_row + at.first / a.page;
-    int in_page = at.first % a.page, page = some ? *table : 0;
+    int in_page = at.first % a.page;
+    if (!known) page = some ? *table : 0;
     for (int row = at.first; row < at.last; row += ROWS) {
       const uint8_t* from = a.cache + page * a.page_bytes + (in_page + r) * ROW_BYTES;
       const int rows = min(at.last - row, ROWS);
