@@ -14,8 +14,10 @@ from k3hal.backends.nvidia._kda import aligned, laid_out, supports
 from k3hal.backends.nvidia.native.library import Kernel, kernel
 from k3hal.dispatch import Needs, provides
 
-THREADS, WIDE, RESIDENT = 256, 512, 2
-WAYS = ("ring", "each", "wide", "few")
+THREADS, WIDE, QUARTER, RESIDENT = 256, 512, 128, 2
+QUARTERED = 24
+"""Heads of all rows up to which four blocks share each; two do up to half of the multiprocessors."""
+WAYS = ("ring", "each", "wide", "halves", "quarters")
 RING, INPUTS = 3 * 64 * 128 * 4, THREADS * (4 * 8 + 5 * 4)
 
 
@@ -46,7 +48,8 @@ class Kernels:
     ring: Kernel
     each: Kernel
     wide: Kernel
-    few: Kernel
+    halves: Kernel
+    quarters: Kernel
     processors: int
 
 
@@ -56,15 +59,18 @@ def _kernels(index: int) -> Kernels:
         kernel("kda_decode", "decode", (), RING + INPUTS, index),
         kernel("kda_decode", "decode_each", (), 0, index),
         kernel("kda_decode", "decode_wide", (), 0, index),
-        kernel("kda_decode", "decode_few", (), 0, index),
+        kernel("kda_decode", "decode_halves", (), 0, index),
+        kernel("kda_decode", "decode_quarters", (), 0, index),
         torch.cuda.get_device_properties(index).multi_processor_count,
     )
 
 
 def _best(units: int, processors: int) -> str:
     """By heads of all rows: as an H200 measured them at 6, 12, 24, 32, 48, 60, 96, 192, 768, 3072 and more."""
-    if units <= processors // 4:
-        return "few"
+    if units <= min(QUARTERED, processors // 4):
+        return "quarters"
+    if units <= processors // 2:
+        return "halves"
     if units <= processors:
         return "wide"
     return "ring" if units <= 8 * processors else "each"
@@ -74,8 +80,10 @@ def _launch(kernels: Kernels, way: str, heads: int, rows: int, arguments: Argume
     if way == "ring":
         grid = (min(heads * rows, RESIDENT * kernels.processors), 1)
         kernels.ring.launch(grid, THREADS, arguments, overlapped=True)
-    elif way == "few":
-        kernels.few.launch((2 * heads, rows), THREADS, arguments, overlapped=True)
+    elif way == "halves":
+        kernels.halves.launch((2 * heads, rows), THREADS, arguments, overlapped=True)
+    elif way == "quarters":
+        kernels.quarters.launch((4 * heads, rows), QUARTER, arguments, overlapped=True)
     elif way == "wide":
         kernels.wide.launch((heads, rows), WIDE, arguments, overlapped=True)
     else:

@@ -79,8 +79,8 @@ def _called(op: Any, provider: Callable[..., torch.Tensor], case: cases.KdaCase)
 
 def _decode_launches(monkeypatch: pytest.MonkeyPatch) -> _Launches:
     launches = _Launches()
-    ring, each, wide, few = map(launches.kernel, kda_decode.WAYS)
-    kernels = kda_decode.Kernels(ring, each, wide, few, PROCESSORS)
+    ring, each, wide, halves, quarters = map(launches.kernel, kda_decode.WAYS)
+    kernels = kda_decode.Kernels(ring, each, wide, halves, quarters, PROCESSORS)
     monkeypatch.setattr(kda_decode, "_kernels", lambda _: kernels)
     return launches
 
@@ -88,9 +88,10 @@ def _decode_launches(monkeypatch: pytest.MonkeyPatch) -> _Launches:
 @pytest.mark.parametrize(
     ("rows", "launched", "grid"),
     [
-        (1, "few", (24, 1)),
-        (2, "few", (24, 2)),
-        (4, "wide", (12, 4)),
+        (1, "quarters", (48, 1)),
+        (2, "quarters", (48, 2)),
+        (4, "halves", (24, 4)),
+        (8, "wide", (12, 8)),
         (60, "ring", (264, 1)),
         (256, "each", (12, 256)),
     ],
@@ -118,7 +119,7 @@ def test_a_tactic_is_what_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     for way in kda_decode.WAYS:
         _called(decode_operator, kda_decode._of(way), case)
     assert [(name, grid) for name, grid, _ in launches.noted] == [
-        ("ring", (4, 1)), ("each", (2, 2)), ("wide", (2, 2)), ("few", (4, 2))
+        ("ring", (4, 1)), ("each", (2, 2)), ("wide", (2, 2)), ("halves", (4, 2)), ("quarters", (8, 2))
     ]  # fmt: skip
 
 
@@ -166,7 +167,7 @@ def test_caches_that_are_not_aligned_are_worked_on_as_copies(monkeypatch: pytest
 
     fake: Any = SimpleNamespace(launch=launch)
     case = cases.KdaCase("one", (1,), heads=1, head_dim=128)
-    kernels = kda_decode.Kernels(fake, fake, fake, fake, PROCESSORS)
+    kernels = kda_decode.Kernels(fake, fake, fake, fake, fake, PROCESSORS)
     monkeypatch.setattr(kda_decode, "_kernels", lambda _: kernels)
     inputs = decode_operator._make(torch.Generator().manual_seed(0), case, "bfloat16")
     slots, size = inputs["state"].shape[0], 128 * 128
@@ -203,7 +204,7 @@ def test_arguments_are_those_of_the_kernel_file(file: str, structure: type[ctype
 @compiles
 @pytest.mark.parametrize(
     ("file", "kernels"),
-    [("kda_decode", 4), ("kda_operands", 1), ("kda_sweep", 2), ("kda_join", 1)],
+    [("kda_decode", 5), ("kda_operands", 1), ("kda_sweep", 2), ("kda_join", 1)],
 )
 def test_kernels_compile_and_keep_their_registers(
     file: str, kernels: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

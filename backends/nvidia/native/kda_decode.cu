@@ -1,7 +1,8 @@
 // One token of KDA a sequence, from its raw inputs to its result. A state [V, K] is read once and written once.
 //
 // `decode_each` has a block for every head of every row, `decode_wide` one of twice the threads, for few of them, and
-// `decode_few` a pair of blocks, half a state each, for the fewest: that much less comes to and from one multiprocessor.
+// `decode_halves` and `decode_quarters` two and four blocks for fewer still (kda_shared.h): that much less comes to and from
+// one multiprocessor.
 // Of `decode` two blocks a multiprocessor take one head of one row after the other, 64 rows of a state at a time, with the
 // next ones on their way into a ring in shared memory, and the next head's inputs beside it.
 //
@@ -209,125 +210,6 @@ __device__ void whole(const Arguments& a) {
 extern "C" __global__ void __launch_bounds__(256, 2) decode_each(const Arguments a) { whole<4>(a); }
 extern "C" __global__ void __launch_bounds__(512, 1) decode_wide(const Arguments a) { whole<2>(a); }
 
-
-// A head of one row by a pair of blocks. Each mixes all of the inputs and has half of the rows of the state. Every warp tells both
-// blocks the sum of its results' squares; by then its block has read the history, which the first writes once it has heard them all.
-//
-// What lies between the wait and the result is the time of the whole: every address is computed before it.
-extern "C" __global__ void CLUSTER(2) __launch_bounds__(THREADS) decode_few(const Arguments a) {
-  constexpr int HALF = D / 2, ROWS = HALF * 8 / THREADS, WARPS = THREADS / 32;
-  __shared__ __align__(16) float token[4 * D];
-  __shared__ __align__(16) float squares[2 * WARPS];
-  __shared__ uint64_t told;
-  const int t = threadIdx.x, warp = t / 32, lane = t % 32, row = warp * 4 * ROWS + lane / 8, j = lane % 8, me = rank();
-  const int h = blockIdx.x / 2, n = blockIdx.y;
-  if (t == 0) {
-    make_barrier(address(&told));
-    expect_bytes(address(&told), sizeof squares);
-  }
-  arrive_in_cluster();
-  const int* slot_at = a.slots + n;
-  const int guess = peek(slot_at);
-  const long long first = guess > 0 && guess < a.places ? guess : 0;
-  // Of what `Inputs` has. Threads of the gate read the norm's weights in place of what it has not.
-  void *words_at[5], *taps_at[4];
-#pragma unroll
-  for (int i = 0; i < 4; i++) words_at[i] = taps_at[i] = (void*)a.norm;
-  auto word = [&](int i, const void* from) { words_at[i] = (void*)from; };
-  Inputs::weights(a, h, [&](int i, const void* from) { taps_at[i] = (void*)from; }, word);
-  Inputs::activations(a, n, h, first, word);
-  // Of eight lanes each of the first `ROWS` ends with one row's result.
-  const int mine = j % ROWS, c = h * D + me * HALF + row + 4 * mine;
-  const uint16_t *strength_at = a.beta + n * a.beta_stride + h, *gate_at = a.out_gate + n * a.out_gate_stride + c;
-  const float* norm_at = a.norm + c % D;
-  uint16_t* to = a.out + (long long)n * a.heads * D + c;
-  float4* tile = (float4*)(a.state + first * a.state_stride + ((long long)h * D + me * HALF + row) * D) + j;
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    if (lane % 16 == 0) expect_soon(taps_at[i]);
-    if (lane == 0) expect_soon(words_at[i]);
-    computed(words_at[i]), computed(taps_at[i]);
-  }
-  if (t == 0) {
-    expect_soon(tile, HALF * D * 4);
-    expect_soon(strength_at);
-    expect_soon(gate_at);
-    expect_soon(norm_at);
-  }
-  computed(slot_at), computed(strength_at), computed(gate_at), computed(norm_at), computed(to), computed(tile);
-  wait_for_cluster();  // The other block runs, and its barrier expects numbers.
-  wait_for_the_kernel_before();
-  // Not earlier, or the blocks of many kernels wait at once: 3.36 us in place of 2.75 for 12 heads of two rows.
-  let_the_next_kernel_start();
-  const int slot = peek(slot_at);
-  uint32_t words[5] = {};
-  float4 s[ROWS][4];
-  Inputs inputs;
-  auto take_words = [&] {
-#pragma unroll
-    for (int i = 0; i < 4; i++) words[i] = load(words_at[i]);
-  };
-  auto take_state = [&] {
-#pragma unroll
-    for (int r = 0; r < ROWS; r++)
-#pragma unroll
-      for (int i = 0; i < 4; i++) s[r][i] = load4(tile + 4 * r * (D / 4) + i * 8);
-  };
-  take_words();
-#pragma unroll
-  for (int i = 0; i < 4; i++) inputs.taps[i] = load2(taps_at[i]);
-  const float norm = __uint_as_float(load(norm_at));
-  const uint16_t strength = load_half(strength_at), gate = load_half(gate_at);
-  take_state();
-  if (slot != first) {
-    tile += (slot - first) * a.state_stride / 4;
-    if (t < 192)
-#pragma unroll
-      for (int i = 1; i < 4; i++) words_at[i] = (uint16_t*)words_at[i] + (slot - first) * a.conv_stride;
-    take_words();
-    take_state();
-  }
-  if (slot == 0) {
-    if (j < ROWS) store(to, (uint16_t)0);
-    return;
-  }
-  inputs.set(words);
-  inputs.mix(a, token);
-  __syncthreads();
-  Token now;
-  now.take(token, j);
-  float v[ROWS], u[ROWS], o[ROWS], square = 0, result;
-#pragma unroll
-  for (int r = 0; r < ROWS; r++) v[r] = token[2 * D + me * HALF + row + 4 * r];
-  now.read(s, v, strength_of(strength), u, o);
-#pragma unroll
-  for (int r = 0; r < ROWS; r++) {
-    square += o[r] * o[r];
-    if (r == 0 || mine == r) result = o[r];
-  }
-  square += __shfl_xor_sync(ALL, square, 8);
-  square += __shfl_xor_sync(ALL, square, 16);
-  if (lane < 2) tell(address(squares + me * WARPS + warp), lane, square, address(&told));
-  __syncthreads();  // Else the state is stored first.
-#pragma unroll
-  for (int r = 0; r < ROWS; r++) {
-    now.add(s[r], u[r]);
-#pragma unroll
-    for (int i = 0; i < 4; i++) store(tile + 4 * r * (D / 4) + i * 8, s[r][i]);
-  }
-  result *= norm * sigmoid(__uint_as_float((uint32_t)gate << 16));
-  wait(address(&told), 0);
-  float4 sum = {};
-#pragma unroll
-  for (int i = 0; i < 2 * WARPS; i += 4) {
-    const float4 some = load4(address(squares + i));
-    sum.x += some.x, sum.y += some.y, sum.z += some.z, sum.w += some.w;
-  }
-  square = (sum.x + sum.y) + (sum.z + sum.w);
-  if (j < ROWS) store(to, (uint16_t)bf16_pair(result * rsqrtf(square * (1.0f / D) + a.eps), 0.0f));
-  if (me == 0 && t < 192) {
-    store(words_at[1], words[2]);
-    store(words_at[2], words[3]);
-    store(words_at[3], words[0]);
-  }
-}
+#include "kda_shared.h"
+extern "C" __global__ void CLUSTER(4) __launch_bounds__(128) decode_quarters(const Arguments a) { by_cluster<4, 128>(a); }
+extern "C" __global__ void CLUSTER(2) __launch_bounds__(256) decode_halves(const Arguments a) { by_cluster<2, 256>(a); }

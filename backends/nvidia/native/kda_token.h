@@ -186,10 +186,11 @@ struct Inputs {
     rate = __uint_as_float(words[1]);
   }
 
-  // The convolution with SiLU, rounded, and the decay: to `to`, which has q, k, v and the decay.
-  __device__ void mix(const Arguments& a, float* to) const {
+  // The convolution with SiLU, rounded, and the decay: to `to`, which has q, k, v and the decay. `place` is the pair of channels.
+  __device__ void mix(const Arguments& a, float* to) const { mix(a, to, threadIdx.x); }
+  __device__ void mix(const Arguments& a, float* to, int place) const {
     float2 y = pair_of(x);
-    if (threadIdx.x < 192) {
+    if (place < 192) {
       const float2 x0 = pair_of(past[0]), x1 = pair_of(past[1]), x2 = pair_of(past[2]);
       y.x = x0.x * taps[0].x + x1.x * taps[1].x + x2.x * taps[2].x + y.x * taps[3].x;
       y.y = x0.y * taps[0].y + x1.y * taps[1].y + x2.y * taps[2].y + y.y * taps[3].y;
@@ -204,7 +205,7 @@ struct Inputs {
       }
       y.x = expf(y.x), y.y = expf(y.y);
     }
-    *(float2*)(to + threadIdx.x * 2) = y;
+    *(float2*)(to + place * 2) = y;
   }
 
   __device__ void remember(const Arguments& a, int h, long long slot) const {
