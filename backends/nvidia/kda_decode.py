@@ -14,11 +14,10 @@ from k3hal.backends.nvidia._kda import aligned, laid_out, supports
 from k3hal.backends.nvidia.native.library import Kernel, kernel
 from k3hal.dispatch import Needs, provides
 
-THREADS, WIDE, RESIDENT = 256, 512, 2
-FEW = 12
-"""Heads of all rows up to which a pair of blocks of `THREADS` shares each; from there up to a quarter of the
-multiprocessors the blocks of a pair are `WIDE`."""
-WAYS = ("ring", "each", "wide", "few", "some")
+THREADS, WIDE, QUARTER, RESIDENT = 256, 512, 128, 2
+QUARTERED = 24
+"""Heads of all rows up to which four blocks share each; two do up to half of the multiprocessors."""
+WAYS = ("ring", "each", "wide", "halves", "quarters")
 RING, INPUTS = 3 * 64 * 128 * 4, THREADS * (4 * 8 + 5 * 4)
 
 
@@ -36,7 +35,7 @@ class Arguments(ctypes.Structure):
             (f"{name}_stride", ctypes.c_longlong)
             for name in ("qkv", "gate", "beta", "out_gate", "conv", "state")
         ),
-        *((name, ctypes.c_int) for name in ("heads", "rows", "bounded", "places")),
+        *((name, ctypes.c_int) for name in ("heads", "rows", "bounded", "places", "resident")),
         ("bound", ctypes.c_float),
         ("eps", ctypes.c_float),
     )  # fmt: skip
@@ -49,8 +48,8 @@ class Kernels:
     ring: Kernel
     each: Kernel
     wide: Kernel
-    few: Kernel
-    some: Kernel
+    halves: Kernel
+    quarters: Kernel
     processors: int
 
 
@@ -60,37 +59,35 @@ def _kernels(index: int) -> Kernels:
         kernel("kda_decode", "decode", (), RING + INPUTS, index),
         kernel("kda_decode", "decode_each", (), 0, index),
         kernel("kda_decode", "decode_wide", (), 0, index),
-        kernel("kda_decode", "decode_few", (), 0, index),
-        kernel("kda_decode", "decode_some", (), 0, index),
+        kernel("kda_decode", "decode_halves", (), 0, index),
+        kernel("kda_decode", "decode_quarters", (), 0, index),
         torch.cuda.get_device_properties(index).multi_processor_count,
     )
 
 
 def _best(units: int, processors: int) -> str:
-    """By heads of all rows: as an H200 measured them at 6, 12, 24, 48, 96, 192, 768, 3072 and more."""
-    if units <= FEW:
-        return "few"
-    if processors < units <= 8 * processors:
-        return "ring"
-    if units <= processors // 4:
-        return "some"
-    return "wide" if units <= processors else "each"
+    """By heads of all rows: as an H200 measured them at 6, 12, 24, 32, 48, 60, 96, 192, 768, 3072 and more."""
+    if units <= min(QUARTERED, processors // 4):
+        return "quarters"
+    if units <= processors // 2:
+        return "halves"
+    if units <= processors:
+        return "wide"
+    return "ring" if units <= 8 * processors else "each"
 
 
 def _launch(kernels: Kernels, way: str, heads: int, rows: int, arguments: Arguments) -> None:
-    units = heads * rows
     if way == "ring":
-        grid = (min(units, RESIDENT * kernels.processors), 1)
+        grid = (min(heads * rows, RESIDENT * kernels.processors), 1)
         kernels.ring.launch(grid, THREADS, arguments, overlapped=True)
-    elif way == "few":
-        kernels.few.launch((2 * heads, rows), THREADS, arguments, overlapped=True)
-    elif way == "some":
-        kernels.some.launch((2 * heads, rows), WIDE, arguments, overlapped=True)
+    elif way == "halves":
+        kernels.halves.launch((2 * heads, rows), THREADS, arguments, overlapped=True)
+    elif way == "quarters":
+        kernels.quarters.launch((4 * heads, rows), QUARTER, arguments, overlapped=True)
     elif way == "wide":
         kernels.wide.launch((heads, rows), WIDE, arguments, overlapped=True)
     else:
-        # A start while the kernel before still runs does not pay where blocks come in many turns.
-        kernels.each.launch((heads, rows), THREADS, arguments, overlapped=units <= kernels.processors)
+        kernels.each.launch((heads, rows), THREADS, arguments, overlapped=True)
 
 
 def _of(way: str = "") -> Callable[..., Tensor]:
@@ -124,7 +121,7 @@ def _of(way: str = "") -> Callable[..., Tensor]:
             A_log.data_ptr(), dt_bias.data_ptr(), norm_weight.data_ptr(), past.data_ptr(), held.data_ptr(),
             slots.data_ptr(), out.data_ptr(), qkv.stride(0), raw_gate.stride(0), beta_logits.stride(0),
             out_gate.stride(0), past.stride(0), held.stride(0), heads, rows, lower_bound is not None,
-            held.shape[0], lower_bound or 0.0, eps,
+            held.shape[0], RESIDENT * kernels.processors, lower_bound or 0.0, eps,
         )  # fmt: skip
         _launch(kernels, way or _best(heads * rows, kernels.processors), heads, rows, arguments)
         for cache_, copy in ((conv_state, past), (state, held)):

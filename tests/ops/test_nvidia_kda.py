@@ -79,32 +79,34 @@ def _called(op: Any, provider: Callable[..., torch.Tensor], case: cases.KdaCase)
 
 def _decode_launches(monkeypatch: pytest.MonkeyPatch) -> _Launches:
     launches = _Launches()
-    ring, each, wide, few, some = map(launches.kernel, kda_decode.WAYS)
-    kernels = kda_decode.Kernels(ring, each, wide, few, some, PROCESSORS)
+    ring, each, wide, halves, quarters = map(launches.kernel, kda_decode.WAYS)
+    kernels = kda_decode.Kernels(ring, each, wide, halves, quarters, PROCESSORS)
     monkeypatch.setattr(kda_decode, "_kernels", lambda _: kernels)
     return launches
 
 
 @pytest.mark.parametrize(
-    ("rows", "launched", "grid", "overlapped"),
+    ("rows", "launched", "grid"),
     [
-        (1, "few", (24, 1), True),
-        (2, "some", (24, 2), True),
-        (4, "wide", (12, 4), True),
-        (60, "ring", (264, 1), True),
-        (256, "each", (12, 256), False),
+        (1, "quarters", (48, 1)),
+        (2, "quarters", (48, 2)),
+        (4, "halves", (24, 4)),
+        (8, "wide", (12, 8)),
+        (60, "ring", (264, 1)),
+        (256, "each", (12, 256)),
     ],
 )
 def test_the_number_of_heads_decides_how_they_are_taken(
-    rows: int, launched: str, grid: tuple[int, int], overlapped: bool, monkeypatch: pytest.MonkeyPatch
+    rows: int, launched: str, grid: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launches = _decode_launches(monkeypatch)
     case = cases.KdaCase("rows", (1,) * rows, heads=12, head_dim=128)
     inputs = _called(decode_operator, kda_decode.kda_decode, case)
     ((name, used, arguments),) = launches.noted
     assert (name, used) == (launched, grid)
-    assert launches.overlapped == [overlapped]
+    assert launches.overlapped == [True]
     assert (arguments.heads, arguments.rows, arguments.bounded) == (12, rows, 1)
+    assert arguments.resident == 2 * PROCESSORS
     assert arguments.places == inputs["state"].shape[0]
     assert arguments.state == inputs["state"].data_ptr()
     assert arguments.out == inputs["out"].data_ptr()
@@ -117,7 +119,7 @@ def test_a_tactic_is_what_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     for way in kda_decode.WAYS:
         _called(decode_operator, kda_decode._of(way), case)
     assert [(name, grid) for name, grid, _ in launches.noted] == [
-        ("ring", (4, 1)), ("each", (2, 2)), ("wide", (2, 2)), ("few", (4, 2)), ("some", (4, 2))
+        ("ring", (4, 1)), ("each", (2, 2)), ("wide", (2, 2)), ("halves", (4, 2)), ("quarters", (8, 2))
     ]  # fmt: skip
 
 
@@ -177,7 +179,7 @@ def test_caches_that_are_not_aligned_are_worked_on_as_copies(monkeypatch: pytest
 
 
 def test_arguments_are_laid_out_as_the_compiler_lays_them_out() -> None:
-    assert ctypes.sizeof(kda_decode.Arguments) == 12 * 8 + 6 * 8 + 4 * 4 + 2 * 4
+    assert ctypes.sizeof(kda_decode.Arguments) == 12 * 8 + 6 * 8 + 5 * 4 + 2 * 4 + 4
     assert ctypes.sizeof(kda_prefill.OperandArguments) == 12 * 8 + 4 * 8 + 4 * 4
     assert ctypes.sizeof(kda_prefill.JoinArguments) == 6 * 8 + 8 + 2 * 4
     assert ctypes.sizeof(kda_prefill.SweepArguments) == 13 * 8 + 4 * 8 + 6 * 4 + 4 + 4

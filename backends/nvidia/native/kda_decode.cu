@@ -1,8 +1,9 @@
 // One token of KDA a sequence, from its raw inputs to its result. A state [V, K] is read once and written once.
 //
 // `decode_each` has a block for every head of every row, `decode_wide` one of twice the threads, for few of them, and
-// `decode_few` and `decode_some` a pair of blocks, half a state each, for the fewest: that much less comes to and from one
-// multiprocessor. Of `decode` two blocks a multiprocessor take one head of one row after the other, 64 rows of a state at a time, with the
+// `decode_halves` and `decode_quarters` two and four blocks for fewer still (kda_shared.h): that much less comes to and from
+// one multiprocessor.
+// Of `decode` two blocks a multiprocessor take one head of one row after the other, 64 rows of a state at a time, with the
 // next ones on their way into a ring in shared memory, and the next head's inputs beside it.
 //
 // A block starts while the kernel before still runs. Until that has ended it may read nothing for good, for it may write
@@ -86,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) decode(const Arguments 
 #pragma unroll 1
     for (int part = 0; part < PARTS; part++, item++) {
       float4 s[2][4];
-      float o[2];
+      float u[2], o[2];
       wait(address(barriers + item % STAGES), item / STAGES % 2);
       const float4* from = (const float4*)(memory + item % STAGES * STAGE);
 #pragma unroll
@@ -99,10 +100,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) decode(const Arguments 
         if (part == 0) ask(unit + step, next, 1, item + 3); else ask(unit + 2 * step, after, 0, item + 3);
       }
       const float v[2] = {token[2 * D + part * PART + row], token[2 * D + part * PART + row + 4]};
-      now.step(s, v, beta, o);
+      now.read(s, v, beta, u, o);
 #pragma unroll
       for (int r = 0; r < 2; r++) {
         const int at = part * PART + row + 4 * r;
+        now.add(s[r], u[r]);
 #pragma unroll
         for (int i = 0; i < 4; i++) tile[at * (D / 4) + i * 8 + j] = s[r][i];
         square += o[r] * o[r];
@@ -122,6 +124,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) decode(const Arguments 
     slot = next, next = after;
   }
 }
+
+constexpr int LATER = 3000;  // In ns, about half of what a block takes.
 
 // A head of one row by a block of 1024 / ROWS threads: eight lanes have ROWS rows of the state.
 template <int ROWS>
@@ -148,6 +152,9 @@ __device__ void whole(const Arguments& a) {
     if (t == 32) expect_soon(a.beta + n * a.beta_stride + h);
   }
   wait_for_the_kernel_before();
+  // Of the blocks that begin together the second of each multiprocessor begins later, or all would read, and then all write.
+  const int unit = n * a.heads + h;
+  if (ROWS == 4 && a.resident < a.heads * a.rows && unit >= a.resident / 2 && unit < a.resident) __nanosleep(LATER);
   const int slot = peek(a.slots + n);
   uint32_t* to = (uint32_t*)(a.out + ((long long)n * a.heads + h) * D);
   float4 s[ROWS][4];
@@ -177,12 +184,13 @@ __device__ void whole(const Arguments& a) {
   __syncthreads();
   Token now;
   now.take(token, j);
-  float v[ROWS], o[ROWS], square = 0;
+  float v[ROWS], u[ROWS], o[ROWS], square = 0;
 #pragma unroll
   for (int r = 0; r < ROWS; r++) v[r] = token[2 * D + row + 4 * r];
-  now.step(s, v, strength_of(strength), o);
+  now.read(s, v, strength_of(strength), u, o);
 #pragma unroll
   for (int r = 0; r < ROWS; r++) {
+    now.add(s[r], u[r]);
 #pragma unroll
     for (int i = 0; i < 4; i++) tile[(row + 4 * r) * (D / 4) + i * 8 + j] = s[r][i];
     square += o[r] * o[r];
@@ -202,89 +210,6 @@ __device__ void whole(const Arguments& a) {
 extern "C" __global__ void __launch_bounds__(256, 2) decode_each(const Arguments a) { whole<4>(a); }
 extern "C" __global__ void __launch_bounds__(512, 1) decode_wide(const Arguments a) { whole<2>(a); }
 
-// A head of one row by a pair of blocks of THREADS_EACH. Each mixes all of the inputs, has half of the rows of the state, and tells the
-// other the sum of its results' squares, after which it has read the history that the first block then writes.
-template <int THREADS_EACH>
-__device__ void half(const Arguments& a) {
-  constexpr int HALF = D / 2, ROWS = HALF * 8 / THREADS_EACH, WARPS = THREADS_EACH / 32;
-  __shared__ __align__(16) float token[4 * D];
-  __shared__ float read[HALF], squares[WARPS], others;
-  __shared__ uint64_t told;
-  const int t = threadIdx.x, warp = t / 32, lane = t % 32, row = warp * 4 * ROWS + lane / 8, j = lane % 8, me = rank();
-  const int h = blockIdx.x / 2, n = blockIdx.y, c = me * HALF + lane * 2;
-  const bool mixes = THREADS_EACH == 256 || t < 256;
-  let_the_next_kernel_start();
-  if (t == 0) {
-    make_barrier(address(&told));
-    expect_number(address(&told));
-  }
-  arrive_in_cluster();
-  const int guess = peek(a.slots + n);
-  const bool likely = guess > 0 && guess < a.places;
-  const long long first = likely ? guess : 0;
-  Inputs inputs;
-  uint32_t words[5] = {};
-  auto four = [&](int i, const void* from) { words[i] = *(const uint32_t*)from; };
-  if (likely) {
-    auto soon = [](int, const void* from) { expect_soon(from); };
-    if (t == 0) expect_soon(a.state + first * a.state_stride + ((long long)h * D + me * HALF) * D, HALF * D * 4);
-    if (t % 32 == 0 && me == 0 && mixes) Inputs::activations(a, n, h, first, soon);
-    if (t % 16 == 0 && me == 1 && mixes) Inputs::weights(a, h, soon, soon);
-    if (t == 32) expect_soon(a.beta + n * a.beta_stride + h);
-  }
-  wait_for_cluster();  // The other block runs, and its barrier expects a number.
-  wait_for_the_kernel_before();
-  const int slot = peek(a.slots + n);
-  uint32_t* to = (uint32_t*)(a.out + ((long long)n * a.heads + h) * D) + me * (HALF / 2);
-  float4 s[ROWS][4];
-  float4* tile;
-  auto take = [&](long long slot) {
-    tile = (float4*)(a.state + slot * a.state_stride + ((long long)h * D + me * HALF) * D);
-    if (mixes) Inputs::activations(a, n, h, slot, four);
-#pragma unroll
-    for (int r = 0; r < ROWS; r++)
-#pragma unroll
-      for (int i = 0; i < 4; i++) s[r][i] = tile[(row + 4 * r) * (D / 4) + i * 8 + j];
-  };
-  if (mixes) Inputs::weights(a, h, [&](int i, const void* from) { inputs.taps[i] = *(const float2*)from; }, four);
-  const float2 norm = *(const float2*)(a.norm + c);
-  const uint16_t strength = a.beta[n * a.beta_stride + h];
-  const uint32_t gate = *(const uint32_t*)(a.out_gate + n * a.out_gate_stride + h * D + c);
-  take(first);
-  if (slot != first) take(slot);
-  if (slot == 0) {
-    if (warp == 0) to[lane] = 0;
-    return;
-  }
-  inputs.set(words);
-  if (mixes) inputs.mix(a, token);
-  __syncthreads();
-  Token now;
-  now.take(token, j);
-  float v[ROWS], o[ROWS], square = 0;
-#pragma unroll
-  for (int r = 0; r < ROWS; r++) v[r] = token[2 * D + me * HALF + row + 4 * r];
-  now.step(s, v, strength_of(strength), o);
-#pragma unroll
-  for (int r = 0; r < ROWS; r++) {
-    square += o[r] * o[r];
-    if (j == 0) read[row + 4 * r] = o[r];
-  }
-  square += __shfl_xor_sync(ALL, square, 8);
-  square += __shfl_xor_sync(ALL, square, 16);
-  if (lane == 0) squares[warp] = square;
-  __syncthreads();
-  square = 0;
-#pragma unroll
-  for (int i = 0; i < WARPS; i++) square += squares[i];
-  if (t == 0) tell(address(&others), 1 - me, square, address(&told));
-#pragma unroll
-  for (int r = 0; r < ROWS; r++)
-#pragma unroll
-    for (int i = 0; i < 4; i++) tile[(row + 4 * r) * (D / 4) + i * 8 + j] = s[r][i];
-  wait(address(&told), 0);
-  if (me == 0 && mixes) inputs.remember(a, h, slot);
-  if (warp == 0) to[lane] = normed(read + lane * 2, square + *(volatile float*)&others, a.eps, norm, gate);
-}
-extern "C" __global__ void CLUSTER(2) __launch_bounds__(256) decode_few(const Arguments a) { half<256>(a); }
-extern "C" __global__ void CLUSTER(2) __launch_bounds__(512) decode_some(const Arguments a) { half<512>(a); }
+#include "kda_shared.h"
+extern "C" __global__ void CLUSTER(4) __launch_bounds__(128) decode_quarters(const Arguments a) { by_cluster<4, 128>(a); }
+extern "C" __global__ void CLUSTER(2) __launch_bounds__(256) decode_halves(const Arguments a) { by_cluster<2, 256>(a); }

@@ -32,23 +32,23 @@ __device__ void wait(Address barrier, int parity) {
 __device__ void arrive(Address barrier) {
   asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared::cta.b64 state, [%0];\n}" ::"r"(barrier) : "memory");
 }
-__device__ void bring(Address to, const void* from, int bytes, Address barrier) {
+__device__ void expect_bytes(Address barrier, int bytes) {
   asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;\n}" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ void bring(Address to, const void* from, int bytes, Address barrier) {
+  expect_bytes(barrier, bytes);
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
       ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
 // What this thread has read of shared memory is read before a bulk copy may overwrite it: see attn_res_mix.cu.
 __device__ void have_read() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// The other block of a pair, and what it is told: a number, which its barrier expects.
+// The blocks of a pair, and what each is told: numbers, which its barrier expects.
 __device__ void arrive_in_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 __device__ int rank() {
   int r;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
   return r;
-}
-__device__ void expect_number(Address barrier) {
-  asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], 4;\n}" ::"r"(barrier) : "memory");
 }
 __device__ void tell(Address to, int block, float x, Address barrier) {
   asm volatile("{\n.reg .b32 there, told;\nmapa.shared::cluster.u32 there, %0, %1;\nmapa.shared::cluster.u32 told, %2, %1;\n"
@@ -77,6 +77,38 @@ __device__ void expect_soon(const void* from) { asm volatile("prefetch.global.L2
 __device__ void expect_soon(const void* from, int bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
+// Loads and stores that stay where they are written, and an address that is computed before what comes next.
+__device__ float4 load4(const void* from) {
+  float4 x;
+  asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "l"(from) : "memory");
+  return x;
+}
+__device__ float2 load2(const void* from) {
+  float2 x;
+  asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(from) : "memory");
+  return x;
+}
+__device__ uint32_t load(const void* from) {
+  uint32_t x;
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+  return x;
+}
+__device__ uint16_t load_half(const void* from) {
+  uint16_t x;
+  asm volatile("ld.global.u16 %0, [%1];" : "=h"(x) : "l"(from) : "memory");
+  return x;
+}
+__device__ float4 load4(Address from) {
+  float4 x;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(from) : "memory");
+  return x;
+}
+__device__ void store(void* to, const float4& x) {
+  asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
+}
+__device__ void store(void* to, uint32_t x) { asm volatile("st.global.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory"); }
+__device__ void store(void* to, uint16_t x) { asm volatile("st.global.u16 [%0], %1;" ::"l"(to), "h"(x) : "memory"); }
+template <typename T> __device__ void computed(T*& p) { asm volatile("" : "+l"(p)); }
 // ----
 __device__ float2 pair_of(uint32_t bf16s) { return make_float2(__uint_as_float(bf16s << 16), __uint_as_float(bf16s & 0xffff0000u)); }
 __device__ float sigmoid(float x) { return over(1.0f + exp2_of(-1.4426950408889634f * x)); }
@@ -93,7 +125,7 @@ struct Arguments {
   const int* slots;
   uint16_t* out;
   long long qkv_stride, gate_stride, beta_stride, out_gate_stride, conv_stride, state_stride;
-  int heads, rows, bounded, places;
+  int heads, rows, bounded, places, resident;
   float bound, eps;
 };
 
@@ -154,10 +186,11 @@ struct Inputs {
     rate = __uint_as_float(words[1]);
   }
 
-  // The convolution with SiLU, rounded, and the decay: to `to`, which has q, k, v and the decay.
-  __device__ void mix(const Arguments& a, float* to) const {
+  // The convolution with SiLU, rounded, and the decay: to `to`, which has q, k, v and the decay. `place` is the pair of channels.
+  __device__ void mix(const Arguments& a, float* to) const { mix(a, to, threadIdx.x); }
+  __device__ void mix(const Arguments& a, float* to, int place) const {
     float2 y = pair_of(x);
-    if (threadIdx.x < 192) {
+    if (place < 192) {
       const float2 x0 = pair_of(past[0]), x1 = pair_of(past[1]), x2 = pair_of(past[2]);
       y.x = x0.x * taps[0].x + x1.x * taps[1].x + x2.x * taps[2].x + y.x * taps[3].x;
       y.y = x0.y * taps[0].y + x1.y * taps[1].y + x2.y * taps[2].y + y.y * taps[3].y;
@@ -172,7 +205,7 @@ struct Inputs {
       }
       y.x = expf(y.x), y.y = expf(y.y);
     }
-    *(float2*)(to + threadIdx.x * 2) = y;
+    *(float2*)(to + place * 2) = y;
   }
 
   __device__ void remember(const Arguments& a, int h, long long slot) const {
@@ -185,10 +218,11 @@ struct Inputs {
   }
 };
 
-// A lane's 16 channels of the key, the query (both normalised), the decay, and how the query meets the key.
+// A lane's 16 channels of the key, the query and the decay. Key and query are as they came: what normalises them are factors of
+// what is read with them.
 struct Token {
   float4 k[4], q[4], d[4];
-  float kq;
+  float kq, ks, qs;
 
   __device__ void take(const float* from, int j) {
     float kk = 0, qq = 0;
@@ -206,18 +240,12 @@ struct Token {
       qq += __shfl_xor_sync(ALL, qq, o);
       kq += __shfl_xor_sync(ALL, kq, o);
     }
-    const float ks = rsqrtf(kk + 1e-6f), qs = rsqrtf(qq + 1e-6f) * 0.08838834764831845f;
-    kq *= ks * qs;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      k[i].x *= ks, k[i].y *= ks, k[i].z *= ks, k[i].w *= ks;
-      q[i].x *= qs, q[i].y *= qs, q[i].z *= qs, q[i].w *= qs;
-    }
+    ks = rsqrtf(kk + 1e-6f), qs = rsqrtf(qq + 1e-6f) * 0.08838834764831845f;
   }
 
-  // `ROWS` rows of a state, in place: decayed, corrected, read.
+  // `ROWS` rows of a state decayed, how many keys are to be added to each, and what is read of them then.
   template <int ROWS>
-  __device__ void step(float4 (&s)[ROWS][4], const float (&v)[ROWS], float beta, float (&o)[ROWS]) const {
+  __device__ void read(float4 (&s)[ROWS][4], const float (&v)[ROWS], float beta, float (&u)[ROWS], float (&o)[ROWS]) const {
     float sums[ROWS] = {}, reads[ROWS] = {};
 #pragma unroll
     for (int r = 0; r < ROWS; r++)
@@ -235,11 +263,14 @@ struct Token {
       }
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-      const float u = beta * (v[r] - sums[r]);
-      o[r] = reads[r] + u * kq;
-#pragma unroll
-      for (int i = 0; i < 4; i++) s[r][i].x += u * k[i].x, s[r][i].y += u * k[i].y, s[r][i].z += u * k[i].z, s[r][i].w += u * k[i].w;
+      u[r] = beta * ks * (v[r] - sums[r] * ks);
+      o[r] = (reads[r] + u[r] * kq) * qs;
     }
+  }
+
+  __device__ void add(float4 (&s)[4], float u) const {
+#pragma unroll
+    for (int i = 0; i < 4; i++) s[i].x += u * k[i].x, s[i].y += u * k[i].y, s[i].z += u * k[i].z, s[i].w += u * k[i].w;
   }
 };
 
